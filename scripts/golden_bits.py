@@ -3,7 +3,8 @@
 Both trees train every defence of the old tree's catalogue for 40 steps on digits: once in one go,
 once stopped half way and resumed. The weights, metrics and settings must be equal. Both then audit
 some of the runs and an encoder with the smoke profile. The records must be equal except for times,
-versions and places. Finally the new tree replays a record of the old tree's run.
+versions and places; a tree from before the noise on a grid differs in every audit of a noisy run.
+Finally the new tree replays a record of the old tree's run.
 
 Each tree runs in its own process, and only through its public names.
 

@@ -35,7 +35,8 @@ def check(found: dict[str, Any]) -> None:
     if found["suite"] == "precision":
         check_precision(found)
         return
-    assert found["suite"] in ("surrogates", "oracle", "step", "epoch", "recipe", "serve", "cpu")
+    suites = ("surrogates", "oracle", "step", "epoch", "recipe", "serve", "cpu", "exit")
+    assert found["suite"] in suites
     assert isinstance(found["device"], str)
     assert {"splitveil", "torch", "python", "threads", "commit"} <= set(found["versions"])
     assert found["batch"] > 0
@@ -119,6 +120,20 @@ def test_the_speed_of_a_cpu_is_measured_by_one_command(tmp_path: Path) -> None:
     found = written_by("cpu_speed.py", tmp_path / "b.json", *sizes)
     cases = {row["case"] for row in found["rows"]}
     assert {"VGG11", "thin-deep", "small pair", "decoder N8C64", "encoding"} <= cases
+
+
+@pytest.mark.slow
+def test_what_an_answer_costs_is_measured_by_one_command(tmp_path: Path) -> None:
+    sizes = ("--net", "small", "--images", "20", "--rounds", "1", "--send", "0.25")
+    rows = {
+        row["mode"]: row for row in written_by("exit_cost.py", tmp_path / "b.json", *sizes)["rows"]
+    }
+    assert {way: row["sent"] for way, row in rows.items()} == {
+        "alone": 0, "split": 1, "early exit": 0.25
+    }  # fmt: skip
+    assert rows["alone"]["bytes_per_image"] == 0
+    split, early = (rows[way]["bytes_per_image"] for way in ("split", "early exit"))
+    assert early == pytest.approx(0.25 * split, rel=0.05)
 
 
 def test_the_page_on_deployment_says_what_was_measured() -> None:

@@ -147,7 +147,21 @@ def arithmetic(p: float) -> Json:
     return {"arithmetic": {"p": p, "n": 60, "rank_1": 0.63, "distance": 0.13}}
 
 
+def members(bits: float, p: float) -> Given:
+    """Evidence of an exit whose bit tells this much of who was trained on."""
+    told = {"bits": bits, "p": p, "share_sent": {"0": 0.4, "1": 0.2}}
+    return evidence() | {"leaks": {"exit": {"membership": told}}}
+
+
+def sending(not_allowed: int) -> Given:
+    """Evidence of a capture with this many rows that the exit rule does not send."""
+    rule = {"images": 100, "allowed": 30, "sent": 30 + not_allowed, "not_allowed": not_allowed}
+    return evidence() | {"wire": {"rule": rule}}
+
+
 RAISED: Mapping[str, list[Build]] = {
+    "exit tells the members": [lambda: members(0.05, 0.001)],
+    "sent more than the rule allows": [lambda: sending(1)],
     "server not needed": [lambda: adding(0.001, 0.004), lambda: adding(-0.02, 0.0)],
     "exit tells the class": [lambda: telling(0.05, 0.001)],
     # A third of the images is of each class: always guessing one is right for a third.
@@ -201,8 +215,18 @@ RAISED: Mapping[str, list[Build]] = {
     ],
 }
 SOUND: Mapping[str, list[Build]] = {
+    "exit tells the members": [
+        lambda: members(0.009, 0.001),
+        lambda: members(0.05, 0.02),
+        lambda: telling(0.05, 0.001),
+    ],
+    "sent more than the rule allows": [lambda: sending(0), evidence],
     "server not needed": [lambda: adding(0.001, 0.006), evidence],
-    "exit tells the class": [lambda: telling(0.009, 0.001), lambda: telling(0.05, 0.02)],
+    "exit tells the class": [
+        lambda: telling(0.009, 0.001),
+        lambda: telling(0.05, 0.02),
+        lambda: members(0.05, 0.001),
+    ],
     "accuracy at chance": [lambda: evidence() | {"accuracy": 0.41}, evidence],
     "white-box weaker than black-box": [
         lambda: evidence(attempts={"decoder": UNEVEN, "rmle": inside(0.104)}),

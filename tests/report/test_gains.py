@@ -7,13 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 from made_records import grouped, record
+from made_runs import MakeRun
 from numpy.typing import NDArray
 
 from splitveil.errors import ConfigError
 from splitveil.record.groups import Group, Records
 from splitveil.record.schema import Record, answers_well
 from splitveil.record.statistics import Sample, difference
+from splitveil.report.columns import summary_of
 from splitveil.report.comparison import compare_records, track_table, tracks
+from splitveil.report.figures import draw_pictures
 from splitveil.report.gains import (
     beside,
     best_alone,
@@ -25,6 +28,8 @@ from splitveil.report.gains import (
     group_track,
     rows_beside,
 )
+from splitveil.report.page import read_runs
+from splitveil.report.sentences import caveats
 
 Json = dict[str, Any]
 IMAGES, DRAWS = 2000, 4
@@ -270,3 +275,24 @@ def test_rows_beside_each_other_keep_what_they_were() -> None:
     assert [g.name for g in after] == ["noise", "alone"]
     assert after[0].values("accuracy") == SENDS.values("accuracy")
     assert after[0].records[0].server_gain is not None
+
+
+def test_the_report_finds_the_clients_alone_among_its_runs(make_run: MakeRun) -> None:
+    """Its summary, its pictures and its caveats tell what is sent, exposed and gained."""
+    rows = (SENDS, ALONE, part_row())
+    folders = [
+        make_run(g.name, record=g.records[0].to_dict(), gallery=None).path for g in rows
+    ]  # fmt: skip
+    content = read_runs(folders)
+    assert [run.record.alone.row for run in content.runs] == ["alone", None, "alone"]
+    table = summary_of(content.runs).render(content.runs, "html")
+    assert "Server gain" in table
+    assert "Leakage of the sent" in table
+    pictures = draw_pictures(content.runs, {})
+    assert pictures.frontier is not None
+    assert "Only some images are sent by: exit" in " ".join(
+        said.plain() for said in caveats(content.runs)
+    )
+    again = read_runs(folders[:1])
+    assert "Server gain" not in summary_of(again.runs).render(again.runs, "html")
+    assert draw_pictures(again.runs, {}).frontier is None

@@ -16,7 +16,7 @@ from splitveil.serve.manifest import CLIENT, load_half
 SENT = 60
 
 
-@pytest.mark.parametrize("std", [0.5, 5.0])
+@pytest.mark.parametrize("std", [0.025, 0.5, 5.0])
 def test_the_clients_noise_cannot_be_undone_by_arithmetic(
     exported: Exported, tmp_path_factory: pytest.TempPathFactory, std: float
 ) -> None:

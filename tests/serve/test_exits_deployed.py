@@ -8,15 +8,19 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
+from cli.calling import TINY
+from cli.calling import call as any_command
 from numpy.typing import NDArray
 from serve.test_serve_commands import call, error, picture, text
 from short_runs import config
 
 import splitveil as sv
+from splitveil.attacks.profiles import PROFILES
 from splitveil.cli.deploy import export_lines
 from splitveil.errors import ConfigError, ExportError
 from splitveil.runs import export_run
@@ -166,3 +170,33 @@ def test_what_cannot_be_exported_is_said_before_anything_is_written(
     with pytest.raises(ExportError, match="needs validation images for a threshold of its own"):
         export_model(unsure.model, (1, 8, 8), target, name="e", calibration=few)
     assert not target.exists()
+
+
+def test_alone_split_and_early_exit_are_audited_compared_and_reported(
+    alone: sv.Run, unsure: sv.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(cast(dict[str, Any], PROFILES), "smoke", TINY)
+    split = sv.fit(config(tmp_path, "noise", epochs=3, device="cpu"))
+    runs = {"alone": alone, "noise": split, "early-exit": unsure}
+    records = {name: run.audit("smoke") for name, run in runs.items()}
+    told = {name: (r.sent, r.exposure) for name, r in records.items()}
+    assert told["alone"] == (0, 0)
+    assert told["noise"][0] == 1
+    assert 0.1 < (told["early-exit"][0] or 0) < 0.6
+    certificates = records["early-exit"].to_dict()["certificates"]
+    assert certificates["gallery"]["bit_nats"] == pytest.approx(np.log(2))
+    assert certificates["population"]["nats"] > 0
+    assert 0 < certificates["list"]["mse_at_least"] < certificates["list"]["variance"]
+    best = records["early-exit"].strongest.mse
+    assert best is not None
+    folders = [str(run.path) for run in runs.values()]
+    done = any_command("compare", *folders, "--json")
+    assert done.exit_code == 0, text(done)
+    found = json.loads(done.stdout)
+    assert {row["row"].removesuffix("-s0") for part in found for row in part["rows"]} >= {
+        "digits-alone", "digits-noise", "digits-early-exit"
+    }  # fmt: skip
+    done = any_command("report", *folders, "--out", str(tmp_path / "page"))
+    assert done.exit_code == 0, text(done)
+    page = (tmp_path / "page" / "report.html").read_text(encoding="utf-8")
+    assert all(name in page for name in runs)

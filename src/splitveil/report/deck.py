@@ -17,7 +17,7 @@ from splitveil.record.files import Gallery, RunFiles
 from splitveil.record.groups import Group, kinds
 from splitveil.record.schema import BRIEF, number, text
 from splitveil.report import canvas, curves, figures, sentences
-from splitveil.report.columns import CERTIFICATES, SUMMARY, audited, flags_of
+from splitveil.report.columns import CERTIFICATES, audited, flags_of, summary_of
 from splitveil.report.method_charts import Chart, Spot, chart_of, read_chart
 from splitveil.report.page import ReportContent
 from splitveil.report.slides import (
@@ -45,7 +45,10 @@ ALBUM, TILES, ALBUMS = 4, 8, 3  # runs and images on a slide of reconstructions,
 LABELS, TILE, GAP = 3.2, 1.07, 0.09  # inches: names, a reconstruction and the gap after it
 TILE_PX = 128
 STRETCHES, FEW = 3, 5  # of a run's shut-off that are told, of names or commands in a list
-SHOWN = SUMMARY.only("run", "defence", "seed", "accuracy", "strongest", "by", "ceiling", "leakage")
+SHOWN = (
+    "run", "defence", "seed", "accuracy", "strongest", "by", "ceiling", "leakage", "sent",
+    "leakage-sent", "exposure", "gain",
+)  # fmt: skip
 ORIGIN: Mapping[str, str] = {
     "origin.dataset": "config.dataset",
     "origin.net": "config.net",
@@ -221,8 +224,10 @@ def _results(deck: Deck, content: ReportContent) -> None:
     cut = len(runs) - len(shown)
     more = sentence("note.more-rows", count=str(cut)).plain(lang) if cut else ""
     below = [word("note.arrows", lang), more]
-    _table_slides(deck, word("heading.summary", lang), _cells(SHOWN, shown, lang),
-                  [column.fmt.numeric for column in SHOWN.columns], notes=notes,
+    told = summary_of(runs)
+    table = told.only(*(column.key for column in told.columns if column.key in SHOWN))
+    _table_slides(deck, word("heading.summary", lang), _cells(table, shown, lang),
+                  [column.fmt.numeric for column in table.columns], notes=notes,
                   below=below)  # fmt: skip
     _tradeoff(deck, content, notes)
     _attacks(deck, content, notes)

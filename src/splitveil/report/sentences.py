@@ -173,6 +173,7 @@ def caveats(runs: Sequence[RunFiles]) -> list[Sentence]:
         "caveat.attacks": list(dict.fromkeys(name for r in runs for name in r.record.attacks)),
         "caveat.profile": distinct(runs, "audit.profile"),
         "caveat.scored": distinct(runs, "audit.scored"),
+        "caveat.part": [run.name for run in runs if sends_part(run.record)],
         "caveat.unaudited": [run.name for run in runs if not run.audited],
     }
     made = [sentence(key, names=tuple(names)) for key, names in named.items() if names]

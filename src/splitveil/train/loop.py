@@ -235,7 +235,7 @@ def train_run(
     )
     device = fabric.device
     rows, val = splits.train.to(device), splits.val.to(device)
-    first = first_flips(len(dataset), config.seed).to(device)
+    first = first_flips(len(dataset.labels), config.seed).to(device)
     data = TrainSet(
         images=dataset.images.to(device),
         labels=dataset.labels.to(device),
