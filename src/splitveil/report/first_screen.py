@@ -125,6 +125,8 @@ def conclusions(rows: Sequence[FrontRow]) -> list[Sentence]:
     if len(good) == 1:
         return [_only(good[0]), *said]
     senders = [row for row in good if row.kind != "alone"]
+    if all(row.kind != "alone" for row in good):
+        said = [sentence("front.no-alone"), *said]
     return [*_without_server(good, senders), *_sending_all(senders), *said]
 
 
@@ -168,8 +170,6 @@ def _without_server(good: Sequence[FrontRow], senders: Sequence[FrontRow]) -> li
                 alone=_per_cent(same.accuracy), best=_per_cent(best.accuracy),
             )
         )  # fmt: skip
-    if same is None and not others:
-        said.append(sentence("front.no-alone"))
     return said
 
 
