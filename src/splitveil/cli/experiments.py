@@ -277,7 +277,7 @@ def show_alone(
             f"{config.epochs} epochs, seed {config.seed}; accuracy on validation images",
             "each round keeps the better half and doubles the epochs; one seed, short training",
             f"next: splitveil train --dataset {config.dataset} --defence alone "
-            f"--set client={best['client']} --set pooling={best['pooling']} {words}".rstrip(),
+            f"--client {best['client']} --set pooling={best['pooling']} {words}".rstrip(),
         )  # fmt: skip
     end_after(failed)
 

@@ -58,7 +58,6 @@ PACE = 20e9  # multiply-adds a second that two cores train, forward and backward
 STEP = 0.05  # seconds that a step of a small deep net takes besides
 TRAINED = 0.75  # of the minutes; the rest is for attacks
 CLIENTS, TRIALS = 3, 4  # trainings of clients alone, and with a server
-DEPTH = 20  # convolutions one after another: clients about as deep come first
 LEAST_IMAGES, LEAST_EPOCHS, BATCH = 1000, 3, 128
 
 
@@ -359,10 +358,12 @@ def _clients_alone(dataset: Dataset, limits: DeviceLimits) -> tuple[list[Answeri
         found = answering_clients(
             dataset.image_shape, dataset.num_classes, max_macs=limits.macs,
             max_stored=limits.stored, wire_floats=limits.wire_floats,
+            most=CLIENTS,
+            deepest=False,
         )  # fmt: skip
     except ConfigError as error:
         return [], [f"a client alone: {error}"]
-    return sorted(found, key=lambda one: abs(one.depth - DEPTH))[:CLIENTS], []
+    return found, []
 
 
 def _split_client(dataset: Dataset, limits: DeviceLimits) -> ClientSpec:
@@ -382,7 +383,7 @@ def _planned_macs(
     clients: Sequence[Answering],
     dataset: Dataset,
     server: str,
-) -> float:
+) -> int:
     """Multiply-adds of one pass over an image through every training that is planned."""
     plain = replace(config, defence="none", client=str(spec), server=server, settings={})
     model = resolve(plain, dataset).build_model()

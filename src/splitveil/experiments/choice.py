@@ -7,7 +7,7 @@ others. Nothing here trains.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,9 @@ from splitveil.errors import Range, RunError
 from splitveil.io import Json
 from splitveil.report.canvas import GREY, INK, PALETTE, RULE, Drawing, board
 from splitveil.table import DIGITS, Table, fixed, plain_column
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 Kind = Literal["alone", "split", "early exit"]
 Z95 = 1.959963984540054
@@ -147,7 +150,7 @@ def advice(rows: Sequence[Tried], limits: DeviceLimits) -> Advice:
     fitting = [r for r in rows if limits.hold(r.macs, r.stored, r.wire_floats)]
     alone = _best([r for r in fitting if r.kind == "alone"])
     served = [r for r in fitting if r.kind != "alone"]
-    allowed = [r for r in served if r.exposure_high <= limits.exposure]
+    allowed = [r for r in served if _is_allowed(r, limits)]
     gains = {r.name: gain_over(r, alone) for r in rows} if alone is not None else {}
     most = _points(limits.exposure)
     if not fitting:
@@ -239,8 +242,7 @@ def advice_rows(rows: Sequence[Tried], limits: DeviceLimits, made: Advice) -> li
     found = []
     for row in sorted(rows, key=lambda r: (-r.accuracy, r.exposure, r.name)):
         fits = limits.hold(row.macs, row.stored, row.wire_floats)
-        within = row.kind == "alone" or row.exposure_high <= limits.exposure
-        gain = made.gains.get(row.name)
+        good, gain = _is_allowed(row, limits), made.gains.get(row.name)
         said = {k: v for k, v in vars(row).items() if k not in ("right", "config")}
         found.append(
             said
@@ -248,7 +250,7 @@ def advice_rows(rows: Sequence[Tried], limits: DeviceLimits, made: Advice) -> li
                 "images": len(row.right),
                 "gain": gain and gain.mean, "gain_low": gain and gain.low,
                 "gain_high": gain and gain.high, "fits": fits,
-                "allowed": "yes" if fits and within else "too exposed" if fits else "too large",
+                "allowed": "yes" if good else "too exposed" if fits else "too large",
                 "chosen": row is made.chosen, "mark": "→" if row is made.chosen else " ",
                 "config": dict(row.config),
             }
@@ -259,43 +261,54 @@ def advice_rows(rows: Sequence[Tried], limits: DeviceLimits, made: Advice) -> li
 def draw_advice(rows: Sequence[Tried], limits: DeviceLimits, made: Advice) -> Drawing:
     """Accuracy (y, %) against exposure (x, %), with the limit; grey where a row is not allowed.
 
-    Shares of one early-exit training are joined by a line.
+    The shares of one early-exit training are joined by a line; the best of each has its name, and
+    so have the best client alone and the chosen row, a star. Exposures under 0 are drawn at 0.
     """
     with board(8.0, 4.6, laid_out=True) as figure:
         axes = figure.add_subplot()
-        ends: dict[str, list[Tried]] = {}
+        trained: dict[str, list[Tried]] = {}
         for row in rows:
-            ends.setdefault(row.run or row.name, []).append(row)
-        inks = {"alone": PALETTE[2], "split": PALETTE[0], "early exit": PALETTE[1]}
-        for group in ends.values():
-            ordered = sorted(group, key=lambda r: r.exposure)
-            if len(ordered) > 1:
-                line = [(100 * r.exposure, 100 * r.accuracy) for r in ordered]
-                axes.plot(*zip(*line, strict=True), color=RULE, linewidth=1.2, zorder=1)
-            for at, row in enumerate(ordered):
-                fits = limits.hold(row.macs, row.stored, row.wire_floats)
-                good = fits and (row.kind == "alone" or row.exposure_high <= limits.exposure)
-                ink = inks[row.kind] if good else GREY
-                x, y = 100 * row.exposure, 100 * row.accuracy
-                high = 100 * max(0.0, row.exposure_high - row.exposure)
-                axes.errorbar(
-                    x, y, xerr=np.array([[0.0], [high]]), marker="*" if row is made.chosen else "o",
-                    color=ink, markersize=15 if row is made.chosen else 7, elinewidth=1, capsize=2,
-                    alpha=1.0 if good else 0.55, zorder=3,
-                )  # fmt: skip
-                # One name per line: at its last point; its other points say the share.
-                last = at == len(ordered) - 1
-                text = row.name if last or row is made.chosen else f"{100 * row.sent:.0f} %"
-                axes.annotate(
-                    text, (x, y), xytext=(7, -11 if at % 2 else 6), textcoords="offset points",
-                    fontsize=7.5, color=INK if good else GREY,
-                )  # fmt: skip
-        axes.axvline(100 * limits.exposure, color=INK, linestyle="--", linewidth=1)
-        axes.text(
-            100 * limits.exposure, 0.02, f" limit {_points(limits.exposure)}", fontsize=8,
-            transform=axes.get_xaxis_transform(), color=INK,
-        )  # fmt: skip
+            trained.setdefault(row.run or row.name, []).append(row)
+        named = [_best(group) for group in trained.values() if group[0].kind != "alone"]
+        named += [made.alone, made.chosen]
+        for group in trained.values():
+            line = sorted((_drawn(row) for row in group), key=lambda point: point[0])
+            axes.plot(*zip(*line, strict=True), color=RULE, linewidth=1.2, zorder=1)
+            for row in group:
+                _draw_row(axes, row, limits, star=row is made.chosen)
+        for at, row in enumerate({r.name: r for r in named if r is not None}.values()):
+            axes.annotate(
+                row.name, _drawn(row), xytext=(8, 7 if at % 2 else -12), fontsize=8, color=INK,
+                textcoords="offset points",
+            )  # fmt: skip
+        limit = 100 * limits.exposure
+        axes.axvline(limit, color=INK, linestyle="--", linewidth=1)
+        across = axes.get_xaxis_transform()
+        axes.text(limit, 0.02, f" limit {_points(limits.exposure)}", fontsize=8, transform=across)
         axes.set_xlabel("exposure (%)")
         axes.set_ylabel("accuracy on validation images (%)")
-        axes.set_xlim(left=min(-2.0, axes.get_xlim()[0]), right=1.25 * axes.get_xlim()[1])
+        axes.set_xlim(-2.0, 1.3 * axes.get_xlim()[1])
         return Drawing(figure, "frontier")
+
+
+def _drawn(row: Tried) -> tuple[float, float]:
+    return 100 * max(row.exposure, 0.0), 100 * row.accuracy
+
+
+def _draw_row(axes: "Axes", row: Tried, limits: DeviceLimits, *, star: bool) -> None:
+    """A point with the upper limit of its exposure."""
+    inks = {"alone": PALETTE[2], "split": PALETTE[0], "early exit": PALETTE[1]}
+    x, y = _drawn(row)
+    high = max(0.0, 100 * row.exposure_high - x)
+    good = _is_allowed(row, limits)
+    axes.errorbar(
+        x, y, xerr=np.array([[0.0], [high]]), marker="*" if star else "o", elinewidth=1, capsize=2,
+        color=inks[row.kind] if good else GREY, markersize=15 if star else 6,
+        alpha=1.0 if good else 0.55, zorder=4 if star else 3,
+    )  # fmt: skip
+
+
+def _is_allowed(row: Tried, limits: DeviceLimits) -> bool:
+    """Whether a row fits the device and surely keeps its exposure within the limit."""
+    fits = limits.hold(row.macs, row.stored, row.wire_floats)
+    return fits and (row.kind == "alone" or row.exposure_high <= limits.exposure)

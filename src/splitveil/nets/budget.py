@@ -305,7 +305,7 @@ def weigh_alone(spec: ClientSpec, image_shape: ImageShape, num_classes: int) -> 
 
 
 _GROWTH = (1.0, 1.5, 2.0)  # of the width from stage to stage
-_MOST_BLOCKS = 6  # of a stage of a client that answers alone
+_BLOCKS = (1, 2, 3, 4, 6)  # of a stage of a client that answers alone
 _SPENDS = 0.7  # of one cap at least, where some do
 
 
@@ -313,10 +313,10 @@ _SPENDS = 0.7  # of one cap at least, where some do
 def _answering_bodies() -> tuple[ClientSpec, ...]:
     """A grid that is wider in depth and growth than that of `client_grid`."""
     found: dict[ClientSpec, None] = {}
-    for stem_stride, growth, width in product((1, 2), _GROWTH, (*_WIDTHS, 6, 20, 28, 40)):
+    for stem_stride, growth, width in product((1, 2), _GROWTH, (*_WIDTHS, 20)):
         for stages in range(3 - stem_stride, 5 - stem_stride + 1):
             widths = tuple(4 * max(1, round(width * growth**i / 4)) for i in range(stages))
-            for depth in range(1, _MOST_BLOCKS + 1):
+            for depth in _BLOCKS:
                 later = (depth,) * (stages - 1)
                 for depths in {(depth, *later), (1, *later), (2, *later)}:
                     base = ClientSpec(
@@ -337,13 +337,13 @@ def answering_clients(
     max_stored: float | int | None = None,
     wire_floats: int = 512,
     most: int = 16,
+    deepest: bool = True,
 ) -> list[Answering]:
     """Clients that can answer alone within a budget, as different from each other as the grid has.
 
-    Families take turns, inverted ones twice as often; within a family the sizes of the last map.
-    Each size gives its deepest client first, then those of half, a quarter and three quarters of
-    the way to its shallowest. A client that uses less than 0.7 of both caps comes only where no
-    other is left.
+    The deepest of each family come first, of those that use at least 0.7 of one cap. Then families
+    take turns, inverted ones twice as often; within a family the sizes of the last map, each with
+    the client that uses both caps most, then the one of another depth.
 
     Args:
         image_shape: Shape of one image (c, h, w).
@@ -352,6 +352,7 @@ def answering_clients(
         max_stored: Numbers stored, ≥ 1; None: any number.
         wire_floats: Numbers that the same client may send, if it is used as a split client.
         most: How many, ≥ 1.
+        deepest: Whether the deepest of each family come first.
 
     Raises:
         ConfigError: Nothing fits.
@@ -377,11 +378,18 @@ def answering_clients(
             f"{cheap.spec}, needs {cheap.macs:,} multiply-adds, and the smallest, {small.spec}, "
             f"stores {small.stored:,} numbers; raise the budget, or use smaller images"
         )
-    spent = [one for one in fitting if max(one.macs / max_macs, one.stored / room) >= _SPENDS]
-    chosen = _by_turns(spent)
-    if len(chosen) < most:
-        chosen += _by_turns([one for one in fitting if one not in set(spent)])
-    return chosen[:most]
+
+    def used(one: Answering) -> float:
+        return one.macs / max_macs * (one.stored / max_stored if max_stored else 1.0)
+
+    by_use = sorted(fitting, key=lambda one: (-used(one), -one.depth, str(one.spec)))
+    spent = [o for o in fitting if max(o.macs / max_macs, o.stored / room) >= _SPENDS] or fitting
+    deep = [
+        min(own, key=lambda one: (-one.depth, -used(one), str(one.spec)))
+        for family in FAMILIES
+        if deepest and (own := [one for one in spent if one.spec.family == family])
+    ]
+    return list(dict.fromkeys([*deep, *_by_turns(by_use)]))[:most]
 
 
 def _macs(one: Answering) -> int:
@@ -396,34 +404,31 @@ def _sending(body: ClientSpec, image_shape: ImageShape, wire_floats: int) -> Cli
     )
 
 
-def _by_turns(some: Sequence[Answering]) -> list[Answering]:
+def _by_turns(ordered: Sequence[Answering]) -> list[Answering]:
     """Clients in an order in which the first few differ most, see `answering_clients`."""
     kinds: dict[tuple[str, int, int], list[Answering]] = {}
-    for one in sorted(some, key=lambda one: (-one.depth, -one.macs, str(one.spec))):
+    for one in ordered:
         kind = one.spec.family, one.spec.stem_stride, one.spec.halvings
         kinds.setdefault(kind, []).append(one)
     families: dict[str, list[Answering]] = {name: [] for name in FAMILIES}
-    spread = {kind: iter(_spread(own)) for kind, own in kinds.items()}
-    while spread:
-        for kind in list(spread):
-            following = next(spread[kind], None)
-            if following is None:
-                del spread[kind]
-            else:
-                families[kind[0]].append(following)
-    turns = [iter(families[name]) for name in ("inverted", "residual", "inverted", "strided")]
-    turns[2] = turns[0]
+    for turn in zip_longest(*(_depths_first(own) for own in kinds.values())):
+        for one in turn:
+            if one is not None:
+                families[one.spec.family].append(one)
+    inverted, residual, strided = (iter(families[name]) for name in sorted(FAMILIES))
     found: list[Answering] = []
-    while len(found) < len(some):
-        found += [given for turn in turns if (given := next(turn, None)) is not None]
+    while len(found) < len(ordered):
+        turns = (inverted, residual, inverted, strided)
+        found += [given for one in turns if (given := next(one, None)) is not None]
     return found
 
 
-def _spread(ordered: Sequence[Answering]) -> list[Answering]:
-    """The first, the middle, the quarters, then all others."""
-    last = len(ordered) - 1
-    places = dict.fromkeys([0, last // 2, last // 4, 3 * last // 4, *range(len(ordered))])
-    return [ordered[at] for at in places]
+def _depths_first(own: Sequence[Answering]) -> list[Answering]:
+    """The first client of each depth, then the others."""
+    firsts: dict[int, Answering] = {}
+    for one in own:
+        firsts.setdefault(one.depth, one)
+    return list(dict.fromkeys([*firsts.values(), *own]))
 
 
 def nothing_fits(
