@@ -257,7 +257,7 @@ def test_the_differences_of_a_part_sending_row_leave_its_error_out() -> None:
 
 
 def test_a_client_alone_and_an_unsure_fit_are_no_other_attacks() -> None:
-    unsure = {"attacks": {"decoder-unsure": {"mse": 0.05}}}
+    unsure: Json = {"attacks": {"decoder-unsure": {"mse": 0.05}}}
     part = seeds("exit", 0.85, defence="early-exit", sent=0.2, **unsure)
     silent = seeds("alone", 0.80, defence="alone", audit={"profile": "standard"})
     said = [line for line in warnings(Records((SENDS, part, silent))) if "attacks" in line]
