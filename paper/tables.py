@@ -2,7 +2,6 @@
 
 python -m paper.tables                  the tables in README.md and docs/project/results/*.md
 python -m paper.tables figure           docs/images/cifar10.png
-python -m paper.tables picture RUN...   docs/images/digits.png, from audited runs
 
 Only tables and commands are written, between the marks of a block; sentences are written by hand.
 """
@@ -20,7 +19,6 @@ from paper.commands import audit_command, train_command
 from paper.headline_rows import REPORT, TABLES
 from paper.tradeoff import marks, tradeoff
 from splitveil.experiments.reproduction import group_table
-from splitveil.record.files import read_run
 from splitveil.record.groups import Group, Records, aux_of, find_records, mean_of
 from splitveil.record.schema import Record
 from splitveil.report.columns import (
@@ -35,7 +33,6 @@ from splitveil.report.columns import (
     sent_before,
 )
 from splitveil.report.comparison import Track, compare_records, track_table
-from splitveil.report.figures import draw_grid
 from splitveil.table import CODE, COUNT, DIGITS, Column, Table, fixed, spread
 
 ROOT = Path(__file__).parents[1]
@@ -377,19 +374,6 @@ def figure() -> bytes:
     return tradeoff(marks(groups, published()), max(ceilings))
 
 
-def picture(paths: Sequence[str]) -> bytes:
-    """PNG of the originals and of each run's strongest attack."""
-    runs = []
-    for path in paths:
-        run = read_run(Path(path))
-        best = run.record.strongest.mse_by
-        if run.gallery is None or best is None:
-            sys.exit(f"{path} has no gallery.json; audit it again")
-        shown = {best: run.gallery.reconstructions[best]}
-        runs.append(replace(run, gallery=replace(run.gallery, reconstructions=shown)))
-    return draw_grid(runs).png
-
-
 def main() -> None:
     """Write what was asked for."""
     match sys.argv[1:]:
@@ -398,8 +382,6 @@ def main() -> None:
                 page.write_text(with_blocks(page.read_text(encoding="utf-8")), encoding="utf-8")
         case ["figure"]:
             FIGURE.write_bytes(figure())
-        case ["picture", *runs] if runs:
-            (FIGURE.parent / "digits.png").write_bytes(picture(runs))
         case _:
             sys.exit(__doc__)
 

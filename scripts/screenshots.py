@@ -3,18 +3,22 @@
 For each group of runs the report of all of them, for each run given by `--explain` the page that
 `splitveil explain` writes, and every address given by `--url`, such as that of `splitveil serve`.
 With `--axe` the accessibility checker axe-core looks at each page, and the exit code is 1 if it
-finds a serious fault: `npm pack axe-core`, unpack it, and give its axe.min.js.
+finds a serious fault: `npm pack axe-core`, unpack it, and give its axe.min.js. `--picture` also
+writes the table of the first report; README shows it of the demo's own run.
 
 Example: `python scripts/screenshots.py --runs runs/demo/* --explain runs/demo/veil --out shots`
 """
 
 import argparse
 import base64
+import io
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from PIL import Image
 
 from splitveil.insight.explanation import explain_run
 from splitveil.report.page import read_runs, write_report
@@ -63,6 +67,20 @@ def photograph(tab: Tab, url: str, view: tuple[int, int, bool, bool]) -> tuple[b
     return first, base64.b64decode(found["data"])
 
 
+def table_of(tab: Tab, url: str) -> bytes:
+    """The table of a report's first screen in light colours, as PNG with few colours."""
+    photograph(tab, url, VIEWS["light"])
+    box = tab.value("(({x, y, width, height}) => ({x, y, width, height}))"
+                    "(document.querySelector('.front').getBoundingClientRect())")  # fmt: skip
+    clip = {**box, "scale": 1}
+    found = tab.call("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)
+    with Image.open(io.BytesIO(base64.b64decode(found["data"]))) as image:
+        small = image.convert("RGB").quantize(128, dither=Image.Dither.NONE)
+    buffer = io.BytesIO()
+    small.save(buffer, "PNG", optimize=True)
+    return buffer.getvalue()
+
+
 def faults(tab: Tab, axe: str) -> list[dict[str, Any]]:
     """What axe-core calls serious on the open page."""
     tab.value(axe + "; 0")
@@ -76,6 +94,7 @@ def main() -> None:
     parser.add_argument("--explain", type=Path, action="append", default=[])
     parser.add_argument("--url", action="append", default=[])
     parser.add_argument("--axe", type=Path)
+    parser.add_argument("--picture", type=Path, help="Write the table of the first report.")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
@@ -91,6 +110,8 @@ def main() -> None:
                     where = [node["target"] for node in fault["nodes"][:3]]
                     print(f"{name} {view}: {fault['impact']}: {fault['help']}: {where}")
             print(f"{name}: {args.out}/{name}-*.png")
+            if args.picture is not None and name == "report0-en":
+                args.picture.write_bytes(table_of(tab, url))
     sys.exit(1 if serious else 0)
 
 

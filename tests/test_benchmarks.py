@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from splitveil.config.machine import has_bf16
 from splitveil.defences.catalogue import DEFENCES
 
 ROOT = Path(__file__).parents[1]
@@ -16,7 +17,24 @@ STEPS = sorted((STORE / "gpu").glob("*.json"))  # of benchmarks/gpu.py
 RESULTS = sorted(set(STORE.glob("**/*.json")) - {*STEPS})
 
 
+def check_precision(found: dict[str, Any]) -> None:
+    assert {"splitveil", "torch", "python", "threads", "commit"} <= set(found["versions"])
+    assert "precision.py" in found["command"]
+    kinds = {(row["defence"], row["seed"]) for row in found["rows"]}
+    assert len(found["rows"]) == 2 * len(kinds)  # each in float32 and in bf16
+    for row in found["rows"]:
+        assert 0 <= row["accuracy"] <= 1
+        assert row["mse"] > 0
+    for mean in found["means"]:
+        of = [r for r in found["rows"] if all(r[k] == mean[k] for k in ("defence", "precision"))]
+        assert mean["n"] == len(of)
+        assert mean["mse"] == pytest.approx(sum(row["mse"] for row in of) / len(of))
+
+
 def check(found: dict[str, Any]) -> None:
+    if found["suite"] == "precision":
+        check_precision(found)
+        return
     suites = ("surrogates", "oracle", "step", "epoch", "recipe", "serve", "cpu", "exit")
     assert found["suite"] in suites
     assert isinstance(found["device"], str)
@@ -136,3 +154,11 @@ def test_the_page_on_deployment_says_what_was_measured() -> None:
         f"{statuses['200']} requests were answered, {statuses['429']} refused and none lost",
     ):
         assert words in page
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not has_bf16(), reason="the processor has no bf16")
+def test_the_script_on_precision_runs(tmp_path: Path) -> None:
+    options = ("--defences", "none", "--seeds", "0", "--epochs", "1", "--profile", "smoke")
+    found = written_by("precision.py", tmp_path / "out.json", *options, "--attacks", "linear")
+    assert [row["precision"] for row in found["rows"]] == ["float32", "bf16"]

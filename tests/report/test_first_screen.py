@@ -204,11 +204,11 @@ def test_what_is_not_sent_stays(make_run: MakeRun) -> None:
 def test_if_none_of_the_six_is_sent_the_first_that_is_stands_beside(make_run: MakeRun) -> None:
     run = run_of(make_run, "asks", exit_record([0] * 7 + [1], 0.1))
     ((row,),) = [table.rows for table in front_tables(front_rows([run]), "en")]
-    assert "the first that is" in row.note
+    assert "The first that is sent" in row.note
     assert [bool(look.uri) for look in row.extra] == [True, True]
     nothing = run_of(make_run, "silent", exit_record([0] * 8, 0.1))
     ((row,),) = [table.rows for table in front_tables(front_rows([nothing]), "en")]
-    assert (row.note, row.extra) == ("None of these pictures is sent.", ())
+    assert (row.note, row.extra) == ("All of these pictures stay on the device.", ())
 
 
 def test_a_client_alone_shows_its_answers(make_run: MakeRun) -> None:

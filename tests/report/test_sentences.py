@@ -23,7 +23,7 @@ def run_of(
 def test_the_change_from_undefended_to_most_private(three: list[RunFiles]) -> None:
     assert verdict(three).plain() == (
         "From “none” to “veil”, the error of the strongest attack goes from 0.00052 to 0.0462 "
-        "(ceiling 0.0493) and the accuracy from 98.6 % to 97.8 %."
+        "(label-only error 0.0493) and the accuracy from 98.6 % to 97.8 %."
     )
     assert verdict(three[::-1]).plain() == verdict(three).plain()
 
@@ -50,7 +50,8 @@ def test_a_lucky_seed_does_not_win_over_a_better_mean(make_run: MakeRun) -> None
     bare = errors(make_run, "none", 0.001, 0.002, 0.003)
     assert verdict([*lucky, *bare, *steady]).plain() == (
         "From “none” (mean ± sd of 3 seeds) to “veil” (mean ± sd of 3 seeds), the error of the "
-        "strongest attack goes from 0.0020 ± 0.0010 to 0.0400 ± 0.0010 (ceiling 0.0493) and the "
+        "strongest attack goes from 0.0020 ± 0.0010 to 0.0400 ± 0.0010 (label-only error 0.0493) "
+        "and the "
         "accuracy from 98.6 ± 0.0 % to 97.8 ± 0.0 %."
     )
     assert "“veil”（3 个种子的均值 ± 标准差）" in verdict([*lucky, *bare, *steady]).plain("zh")
@@ -83,7 +84,8 @@ def test_other_settings_or_another_audit_are_not_averaged(make_run: MakeRun) -> 
 def test_one_run_is_described_alone(make_run: MakeRun) -> None:
     assert verdict([run_of(make_run, "v")]).plain() == (
         "“v” has an accuracy of 97.8 %. The strongest attack (decoder) rebuilds its images with "
-        "an error of 0.0462; an attacker who knows only the label has 0.0493 (the ceiling). "
+        "an error of 0.0462; an attacker who knows only the label has 0.0493 (the label-only "
+        "error). "
         "That is a leakage of 6.3 %."
     )
 

@@ -361,7 +361,7 @@ def advise(  # noqa: PLR0917 - every option of the command, as typer wants them
     exposure: Annotated[float, Option(help="Largest exposure, in [0, 1].")] = 0.25,
     minutes: Annotated[
         OptNumber,
-        Option(help="About how long it may take on two cores (default: 4, or 8 for many images)."),
+        Option(help="About how long it may take on two cores (default: 4, or 6 for many images)."),
     ] = None,
     server: Annotated[
         OptText, Option(help="What follows the client; see `splitveil nets`.")

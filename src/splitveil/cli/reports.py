@@ -213,7 +213,7 @@ def report(  # noqa: PLR0917 - every option of the command, as typer wants them
     folder that is not a run, or a broken one, is named and left out. `--pptx` adds a deck whose
     texts, tables and charts can be edited. For tables in Markdown or LaTeX use `splitveil compare`.
 
-    Example: `splitveil report runs/demo/none runs/demo/veil --out page`
+    Example: `splitveil report runs/demo/undefended runs/demo/veil --out page`
 
     Example: `splitveil report runs/demo/* --out page --lang zh --pptx`
     """

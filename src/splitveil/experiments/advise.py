@@ -53,7 +53,7 @@ SHARES = (0.05, 0.1, 0.2, 0.3, 0.5)  # of the images that an early-exit row send
 ATTACKS = ("linear", "decoder")  # of profile `quick`
 PROFILE = "quick"
 SERVER = "resnet-64"  # behind images from 32×32
-MINUTES, MANY_MINUTES, MANY_IMAGES = 4.0, 8.0, 5000  # default: more time for more images
+MINUTES, MANY_MINUTES, MANY_IMAGES = 4.0, 6.0, 5000  # default: more time for more images
 PACE = 20e9  # multiply-adds a second that two cores train, forward and backward counted as three
 STEP = 0.05  # seconds that a step of a small deep net takes besides
 TRAINED = 0.75  # of the minutes; the rest is for attacks
@@ -270,7 +270,7 @@ def run_advise(
     Args:
         config: Dataset, seed, device and folders; the rest is chosen here.
         limits: The device, and what may leak.
-        minutes: About how long it may take on two cores, > 0; None: 4, or 8 for 5,000 images and
+        minutes: About how long it may take on two cores, > 0; None: 4, or 6 for 5,000 images and
             more.
         server: What follows the client; None: `small` for images under 32×32, else `resnet-64`.
         progress: The table that shows what happens.

@@ -85,7 +85,7 @@ def push_apart(heights: Sequence[float], gap: float) -> list[float]:
 DPI = 150
 INK, GREY, RULE = "#1f2933", "#5b6773", "#c9d1d9"
 CEILING, FLOOR, WRONG = "#7a3e00", "#5b6773", "#b3261e"
-CEILING_TEXT = "ceiling: label only"
+CEILING_TEXT = "label-only error"
 TEXT_SHARE = 0.11  # of the axes' height that two lines of text take
 # Okabe and Ito's colours, told apart with any colour vision; the yellow is too pale for lines.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")

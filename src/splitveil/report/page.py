@@ -23,6 +23,7 @@ from splitveil.report.words import Lang, Sentence, sentence, word
 PAGE = "report.html"
 TEMPLATES = resources.files("splitveil.report") / "templates"
 MANY_ROWS = 8
+LARGEST_SHEET = 200_000  # bytes of the sheet of all attacks; a larger one stays beside the page
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,6 +231,7 @@ def fill_page(content: ReportContent, pictures: figures.Pictures) -> str:
         skipped=[(path, words.translated(reason, lang)) for path, reason in content.skipped],
         all_runs=len(runs),
         pictures=pictures,
+        sheet_fits=pictures.grid is None or len(pictures.grid.png) <= LARGEST_SHEET,
         sources=content.sources,
         albums=[(run.name, [s for s in shown if s.run == run.name]) for run in runs],
         strips_left_out=cut,
