@@ -27,7 +27,7 @@ from splitveil.audits.exposure import (
 )
 from splitveil.audits.flags import exit_tells, exit_tells_members, server_not_needed
 from splitveil.audits.probes import probe, probe_answers, server_need
-from splitveil.audits.suite import run_attacks
+from splitveil.audits.suite import label_only_mse, run_attacks
 from splitveil.audits.target import Attempt, DeviceAnswers, Target
 from splitveil.io import Json
 from splitveil.report.words import translated
@@ -227,6 +227,8 @@ def test_without_a_rule_the_exposure_is_the_leakage() -> None:
     told = what_is_exposed(target, attempt)
     assert told["sent"] == 1
     assert told["exposure"] == told["leakage_sent"]
+    ceiling = label_only_mse(target.aux, target.scored, target.num_classes)
+    assert told["exposure"] == pytest.approx(1 - float(attempt.mse.mean()) / ceiling, rel=1e-5)
     assert 0 <= told["identified"] <= 1
 
 

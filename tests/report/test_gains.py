@@ -15,7 +15,7 @@ from splitveil.record.groups import Group, Records
 from splitveil.record.schema import Record, answers_well
 from splitveil.record.statistics import Sample, difference
 from splitveil.report.columns import summary_of
-from splitveil.report.comparison import compare_records, track_table, tracks
+from splitveil.report.comparison import compare_records, track_table, tracks, warnings
 from splitveil.report.figures import draw_pictures
 from splitveil.report.gains import (
     beside,
@@ -254,6 +254,16 @@ def test_the_differences_of_a_part_sending_row_leave_its_error_out() -> None:
     assert one.mse_gap is None
     assert one.mse is None
     assert one.verdict.endswith("; compare exposures")
+
+
+def test_a_client_alone_and_an_unsure_fit_are_no_other_attacks() -> None:
+    unsure: Json = {"attacks": {"decoder-unsure": {"mse": 0.05}}}
+    part = seeds("exit", 0.85, defence="early-exit", sent=0.2, **unsure)
+    silent = seeds("alone", 0.80, defence="alone", audit={"profile": "standard"})
+    said = [line for line in warnings(Records((SENDS, part, silent))) if "attacks" in line]
+    assert said == []
+    other = seeds("other", 0.8, attacks={"linear": {"mse": 0.05}})
+    assert any("by the same attacks" in line for line in warnings(Records((SENDS, other))))
 
 
 def test_csv_holds_gains_in_points_with_their_limits() -> None:

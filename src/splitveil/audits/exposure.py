@@ -370,7 +370,7 @@ def what_is_exposed(target: Target, best: Attempt | None) -> Json:
     guess = best.images.to(x) / 255
     means = class_means(target.aux, target.num_classes)
     blind = means[labels].clamp(0, 1)
-    error, ceiling = metrics.mse(x, guess), metrics.mse(x, blind)
+    error, ceiling = best.mse.to(x.device), metrics.mse(x, blind)
     errors, ceilings = band_errors(x, guess), band_errors(x, blind)
     bands = {name: (errors[name], ceilings[name]) for name in errors}
     device = target.keeps
@@ -446,7 +446,7 @@ def at_shares(target: Target, best: Attempt) -> list[Json]:
     x, labels = target.scored.images, target.scored.labels
     blind = class_means(target.aux, target.num_classes)[labels].clamp(0, 1)
     guess = best.images.to(x) / 255
-    error, ceiling = metrics.mse(x, guess), metrics.mse(x, blind)
+    error, ceiling = best.mse.to(x.device), metrics.mse(x, blind)
     errors, ceilings = band_errors(x, guess), band_errors(x, blind)
     bands = {name: (errors[name], ceilings[name]) for name in errors}
     here, there = device.own == labels, target.sent.answer == labels

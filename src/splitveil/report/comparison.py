@@ -52,12 +52,18 @@ TRAINED_ON = {True: "train+val", False: "the training split"}  # by whether a ru
 
 MEASURED = {"accuracy": "accuracy", "MSE": "strongest.mse", "leakage": "leakage"}
 
+
+def _attacks(record: Record) -> list[str]:
+    """The attacks of a record; that on an early exit's unsure images is one of the others again."""
+    return sorted(name for name in record.attacks if not name.endswith("-unsure"))
+
+
 ATTACKED_ALIKE: Mapping[str, Callable[[Record], str]] = {
     "differ in audit profile": lambda r: r.audit.profile or NOTHING,
     "differ in the version of their attacks": lambda r: str(r.audit.attacks_version or 1),
     "differ in the precision of their attacks": lambda r: r.audit_precision,
     "differ in scored images": lambda r: r.splits.scored or NOTHING,
-    "were not attacked by the same attacks": lambda r: ", ".join(sorted(r.attacks)) or "none",
+    "were not attacked by the same attacks": lambda r: ", ".join(_attacks(r)) or "none",
 }
 
 OURS = "veil"
@@ -501,8 +507,9 @@ def warnings(found: Records) -> list[str]:
         for key in TRAINING:
             told = [g for g in groups if NOTHING not in map(setting(key), g.records)]
             said += _outliers(told, setting(key), f"{where} differ in {key}")
+        attacked = [g for g in groups if not gains.answers_alone(g)]  # the others send something
         for words, read in ATTACKED_ALIKE.items():
-            said += _outliers(groups, read, f"{where} {words}")
+            said += _outliers(attacked, read, f"{where} {words}")
     return said
 
 
