@@ -126,8 +126,10 @@ class Victim:
         # A check reads values on the host, which would break a CUDA capture.
         if not (self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
             check_images(x, "images given to the victim")
-        parts = torch.split(x.to(self.device), chunk_for(x))
-        z = self.encoder(parts[0]) if len(parts) == 1 else torch.cat([*map(self.encoder, parts)])
+        there = x.to(self.device)
+        made = [self.encoder(part) for part in torch.split(there, chunk_for(x))]
+        alike = len({z.shape[1:] for z in made}) == 1  # else the audit reports it as it stands
+        z = torch.cat(made) if alike else self.encoder(there)
         sent: Tensor = self._channel(z, generator)
         return sent
 
@@ -231,18 +233,21 @@ class SharedFits:
         self._seed, self._device = seed, device
         self._made: dict[tuple[str, int], tuple[Tensor, object]] = {}
 
-    def once(self, name: str, aux: "Labelled", make: Callable[[Generator], T]) -> T:
+    def once(
+        self, name: str, aux: "Labelled", make: Callable[[Generator], T], draws: str = ""
+    ) -> T:
         """What `make` gives; it is called at most once for a name and these very images.
 
         Args:
             name: Says all that the fit depends on besides the images.
+            draws: Name of its stream, if that is not `name`: what rounds differently draws alike.
             aux: What it is fitted on; kept, so that no other images get their identity.
             make: Fits, with all its randomness from the generator it is given.
         """
         key = (name, id(aux.images))
         if key not in self._made:
-            draws = stream(self._seed, f"shared/{name}", self._device)
-            self._made[key] = (aux.images, make(draws))
+            generator = stream(self._seed, f"shared/{draws or name}", self._device)
+            self._made[key] = (aux.images, make(generator))
         return cast(T, self._made[key][1])
 
 

@@ -110,7 +110,7 @@ def test_two_audits_are_equal_and_what_is_unknown_is_null() -> None:
     assert first["accuracy"] is None
     assert {a["accuracy"] for a in first["attacks"].values()} == {None}
     assert first["audit"]["left_out"].keys() == {"rmle", "class-mean"}
-    assert first["client"] == {"macs": None, "params": None, "wire_floats": 64}
+    assert first["client"] == {"macs": None, "params": None, "wire_floats": 64, "stored": None}
     assert first["audit"]["noise"]["measured"] == pytest.approx(0.1, rel=0.1)
     assert first["true_rate_nats"] > 0
     assert "not known" in first["certificates"]["gallery"]["refused"]
@@ -167,7 +167,7 @@ def test_an_open_client_is_attacked_with_its_networks(kind: str) -> None:
     assert list(differences(first, second)) == []
     assert first["attacks"]["rmle"]["access"] == "white-box"
     assert first["audit"]["threat"] == "white-box"
-    assert first["client"] == {"macs": 2 * 9 * 9, "params": 20, "wire_floats": 18}
+    assert first["client"] == {"macs": 2 * 9 * 9, "params": 20, "wire_floats": 18, "stored": 20}
 
 
 def test_a_client_that_cannot_be_opened_is_refused() -> None:

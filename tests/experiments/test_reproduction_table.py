@@ -143,7 +143,8 @@ def test_a_record_of_other_attacks_is_made_again(kind: str, runs: Path) -> None:
         ]
     else:
         change_record(runs / "cem", "audit", {"only": ["linear"]})
-    assert command(runs, "--only", "cem").exit_code == 0
+    said = command(runs, "--only", "cem")
+    assert said.exit_code == 0, said.output
     made = json.loads((runs / "cem" / "record.json").read_text())
     assert made["audit"]["only"] == wanted
     assert "training unfinished" not in [flag["name"] for flag in made["flags"]]
@@ -196,7 +197,7 @@ def test_another_budget_and_attacker_audit_the_same_training_again(runs: Path) -
     ("words", "said"),
     [
         (["--seeds", "0,x"], "--seeds must be whole numbers from 0, such as 0,1,2, got '0,x'"),
-        (["--seeds", "1,1"], "each only once, got [1, 1]"),
+        (["--seeds", "1,1"], "names a seed twice: 1,1"),
         (["--seeds", "0", "--seed", "1"], "give one of them"),
         (["--aux", "tset"], "tset"),
     ],

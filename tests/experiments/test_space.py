@@ -46,7 +46,7 @@ def test_words_and_switches_can_be_listed() -> None:
 
 
 BAD = [
-    ("lambda=0.1,1", "unknown setting of noise, veil 'lambda'; did you mean 'lambd'?"),
+    ("lamda=0.1,1", "unknown setting of noise, veil 'lamda'; did you mean 'lambd'?"),
     ("lambd", "--vary needs key=a,b,c"),
     ("lambd=", "--vary needs key=a,b,c"),
     ("=1", "--vary needs key=a,b,c"),

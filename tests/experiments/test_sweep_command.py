@@ -121,7 +121,7 @@ def test_a_sweep_without_a_baseline_warns(quick: Instant) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--vary", "lambda=1,2"), "unknown setting of none, noise, veil 'lambda'"),
+        (("--vary", "lamda=1,2"), "unknown setting of none, noise, veil 'lamda'"),
         (("--vary", "lambd=big"), "lambd must be a number, got 'big'"),
         (("--vary", "lambd=lin:1:1", "--trials", "2"), "the low end must be below"),
         (("--vary", "lambd=log:0:1", "--trials", "2"), "a log range must start above 0"),

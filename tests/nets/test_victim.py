@@ -137,10 +137,11 @@ def test_a_black_box_answers_as_the_victim_does(model: SplitModel, images: Tenso
 
 
 def test_a_black_box_has_only_ways_to_send_and_its_device(model: SplitModel) -> None:
-    assert [f.name for f in fields(BlackBox)] == ["send", "device", "prepare"]
+    assert [f.name for f in fields(BlackBox)] == ["send", "device", "prepare", "fits"]
     box = model.victim().black_box()
     own = {name for name in dir(box) if not name.startswith("__")}
-    assert own == {"send", "device", "prepare", "sender"}
+    assert own == {"send", "device", "prepare", "sender", "fits"}
+    assert box.fits is None  # an audit adds an empty one, which attacks fill
 
 
 def test_nothing_a_black_box_holds_leads_to_the_victim(model: SplitModel) -> None:

@@ -116,6 +116,15 @@ def test_the_sentence_agrees_with_the_rows(case: str) -> None:
     assert expected in told(*rows)
 
 
+def test_without_any_accuracy_the_sentence_says_what_leaks() -> None:
+    unknown = [replace(row, accuracy=None) for row in (VEIL, BARE)]
+    assert told(*unknown) == (
+        "The accuracy of “undefended” is not known. A stranger rebuilds 84 % of what the label does "
+        "not tell."
+    )
+    assert told(replace(unknown[0], leakage=None)).startswith("Nothing was audited yet")
+
+
 def test_a_dead_model_is_never_praised() -> None:
     dead = replace(VEIL, accuracy=0.1, leakage=-0.75, poor=True)
     assert "“veil”" not in told(BARE, TINY, dead)

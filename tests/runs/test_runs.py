@@ -128,7 +128,11 @@ def test_record_has_its_passport(record: sv.Record, veil: sv.Run) -> None:
     assert data["strongest"]["mse"] == min(a["mse"] for a in ranked)
     assert data["worst_case"]["mse"] <= data["strongest"]["mse"]
     assert data["leakage"] == pytest.approx(1 - data["strongest"]["mse"] / data["ceiling"]["mse"])
-    assert data["client"] == {"macs": 846848, "params": 39108, "wire_floats": 64}
+    assert data["client"] == {
+        "macs": 846848, "params": 39108, "stored": 38885, "wire_floats": 64, "wire_bits": 1024,
+        "bits_per_image": 1024.0, "track": "B5",
+        "uncounted": {"activations": 5184, "pooling": 0},
+    }  # fmt: skip
     assert data["true_rate_nats"] > 0
     assert {"train", "val", "test", "aux", "scored", "data"} <= set(data["splits"])
     assert data["splits"]["aux"] == data["splits"]["train"]

@@ -387,6 +387,7 @@ def test_the_names_of_the_counters_stay_what_dashboards_ask_for() -> None:
     assert [line.removeprefix("# TYPE splitveil_") for line in lines if "# TYPE" in line] == [
         "requests_total counter",
         "refused_total counter",
+        "connections_ended_total counter",
         *(f"{name} histogram" for name in histograms),
         "rows_waiting gauge",
         "requests_in_flight gauge",

@@ -237,7 +237,8 @@ class Decoder:
         def make(draws: Generator) -> FittedAttack:
             return self._fit(victim, aux, draws, progress)
 
-        return victim.fits.once(repr(self.plain), aux, make)
+        drawn_as = replace(self.plain, precision=None, fused=False)
+        return victim.fits.once(repr(self.plain), aux, make, repr(drawn_as))
 
     def _fit(
         self, victim: BlackBox, aux: Labelled, generator: Generator, progress: Progress

@@ -281,12 +281,13 @@ def exit_tells(found: Json) -> str | None:
 
 def exit_tells_members(found: Json) -> str | None:
     """Whether an image was sent tells whether the client was trained on it."""
-    seen = exit_tells({MEMBERSHIP: found[MEMBERSHIP]} if MEMBERSHIP in found else {})
-    if seen is None:
+    told = found.get(MEMBERSHIP)
+    if told is None or exit_tells({MEMBERSHIP: told}) is None:
         return None
-    others, members = found[MEMBERSHIP]["share_sent"].values()
+    others, members = told["share_sent"].values()
     return (
-        f"{seen}: {100 * members:.1f} % of trained images are sent, {100 * others:.1f} % of others"
+        f"whether an image is sent tells {told['bits']:.3f} bits of its membership: "
+        f"{100 * members:.1f} % of trained images are sent, {100 * others:.1f} % of others"
     )
 
 

@@ -88,7 +88,7 @@ def least_mean(mean: float, n: int, delta: float) -> float:
     kl is that of two coins (Hoeffding 1963); the values need not be distributed alike.
 
     >>> round(least_mean(0.5, 100, 0.05), 4), least_mean(0.0, 100, 0.05)
-    (0.3799, 0.0)
+    (0.3794, 0.0)
     """
     low, high, most = 0.0, mean, math.log(1 / delta) / n
     for _ in range(_STEPS):

@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,7 +11,7 @@ from typer import Option
 from splitveil.cli import console
 from splitveil.cli.audits import show_audit
 from splitveil.cli.console import OptInt, OptPath, OptText
-from splitveil.errors import ConfigError
+from splitveil.errors import ConfigError, RunError
 from splitveil.io import Json
 
 
@@ -102,7 +103,7 @@ def _train_one(
     Of `several` runs that are resumed, those that were not begun are trained anew.
     """
     from splitveil.config.resolve import merge
-    from splitveil.insight.diagnosis import diagnose, read_case
+    from splitveil.insight.diagnosis import Diagnosis, diagnose, read_case
     from splitveil.record.files import last_epoch
     from splitveil.report.page import write_page
     from splitveil.runs import fit_given
@@ -112,7 +113,9 @@ def _train_one(
     with console.progress_bar("train") as bar:
         run = fit_given(*sources, options, resume=resume, overwrite=overwrite, progress=bar)
     last = last_epoch(run.path)
-    findings = diagnose(read_case(run.path))
+    findings: list[Diagnosis] = []
+    with suppress(RunError):  # a broken record of an earlier audit is the audit's to replace
+        findings = diagnose(read_case(run.path))
     made = {"run": str(run.path), "last_epoch": last, "doctor": [one.name for one in findings]}
     if not json_:
         doctor = f"{findings[0].seen}: {findings[0].advice}" if findings else "nothing to change"

@@ -119,7 +119,11 @@ def conclusions(rows: Sequence[FrontRow]) -> list[Sentence]:
     dead = tuple(row.name for row in known if row.poor)
     said = [sentence("front.poor", names=dead)] if dead else []
     if not known:
-        return [sentence("verdict.none")]
+        leaking = [row for row in rows if row.leakage is not None]
+        if not leaking:
+            return [sentence("verdict.none")]
+        worst = max(leaking, key=lambda row: row.leakage or 0.0)
+        return [sentence("front.no-accuracy", name=worst.name, rebuilt=_leak(worst.leakage))]
     if not good:
         return said
     if len(good) == 1:
@@ -239,7 +243,7 @@ def signed(points: float) -> str:
     return f"{points:+.1f}".replace("-", "−")
 
 
-def mmacs(macs: float | None) -> str:
+def mmacs(macs: float | int | None) -> str:
     """Multiply-adds in millions, two digits where they are few.
 
     >>> mmacs(84_672), mmacs(1_234_567), mmacs(19_900_000)
