@@ -106,7 +106,7 @@ CASES: dict[str, tuple[tuple[FrontRow, ...], str]] = {
         (BARE, replace(VEIL, accuracy=0.1, leakage=-0.75, poor=True)),
         "Left out, because no better than guessing or far below the undefended model: veil.",
     ),
-    "nothing was audited": ((replace(BARE, accuracy=None),), "Nothing was audited yet"),
+    "no accuracy is known": ((replace(BARE, accuracy=None),), "is not known"),
 }  # fmt: skip
 
 
@@ -119,8 +119,8 @@ def test_the_sentence_agrees_with_the_rows(case: str) -> None:
 def test_without_any_accuracy_the_sentence_says_what_leaks() -> None:
     unknown = [replace(row, accuracy=None) for row in (VEIL, BARE)]
     assert told(*unknown) == (
-        "The accuracy of “undefended” is not known. A stranger rebuilds 84 % of what the label does "
-        "not tell."
+        "The accuracy of “undefended” is not known. A stranger rebuilds 84 % of what the label "
+        "does not tell."
     )
     assert told(replace(unknown[0], leakage=None)).startswith("Nothing was audited yet")
 
