@@ -128,8 +128,10 @@ class Victim:
             check_images(x, "images given to the victim")
         there = x.to(self.device)
         made = [self.encoder(part) for part in torch.split(there, chunk_for(x))]
-        alike = len({z.shape[1:] for z in made}) == 1  # else the audit reports it as it stands
-        z = torch.cat(made) if alike else self.encoder(there)
+        z = made[0]
+        if len(made) > 1:  # other shapes than one are for the audit to report, as they stand
+            alike = z.dim() > 0 and len({part.shape[1:] for part in made}) == 1
+            z = torch.cat(made) if alike else self.encoder(there)
         sent: Tensor = self._channel(z, generator)
         return sent
 
