@@ -132,7 +132,10 @@ def not_killed() -> Iterator[None]:
         raise RuntimeError(f"nobody caught signal {number}")
 
     before = signal.signal(signal.SIGTERM, uncaught)
+    # Tests that a script starts in the background inherit an ignored SIGINT.
+    asked = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
+    signal.signal(signal.SIGINT, asked)
     assert signal.signal(signal.SIGTERM, before) is uncaught
 
 
