@@ -16,6 +16,8 @@ from splitveil.experiments.demo import SHOWN, run_demo, with_share
 from splitveil.record.schema import get
 from splitveil.runs import Run
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Run]]:

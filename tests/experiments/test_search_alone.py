@@ -26,9 +26,8 @@ SEARCH = ("clients", "--alone", "--track", "B1", "--dataset", "digits", "--epoch
 SLOW = pytest.mark.slow
 
 
-@pytest.mark.parametrize(
-    "track", ["B5", pytest.param("B1", marks=SLOW), pytest.param("B21", marks=SLOW)]
-)
+@SLOW
+@pytest.mark.parametrize("track", ["B1", "B5", "B21"])
 def test_at_least_twelve_different_clients_compete_within_the_caps_of_a_track(track: str) -> None:
     caps = TRACKS[track]
     found = answering_clients((3, 32, 32), 10, max_macs=caps.macs, max_stored=caps.stored)
@@ -73,6 +72,7 @@ def depth_pays(config: RunConfig) -> tuple[float, float]:
     return 0.3 + depth / 200 + (config.epochs or 0) / 100 + 0.001 * flat, 0.0
 
 
+@SLOW
 def test_the_better_half_goes_on_and_the_best_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

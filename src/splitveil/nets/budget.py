@@ -357,8 +357,8 @@ def answering_clients(
     Raises:
         ConfigError: Nothing fits.
 
-    >>> found = answering_clients((3, 32, 32), 10, max_macs=5e6, max_stored=64_000)
-    >>> len(found), max(one.macs for one in found) <= 5e6
+    >>> found = answering_clients((1, 8, 8), 10, max_macs=2e5, max_stored=16_000)
+    >>> len(found), max(one.macs for one in found) <= 2e5
     (16, True)
     """
     check_budget(max_macs, wire_floats, None if max_stored is None else math.ceil(max_stored))
