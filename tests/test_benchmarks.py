@@ -1,6 +1,7 @@
 """Benchmark results are strict JSON of one shape, and the script produces it."""
 
 import json
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -34,6 +35,11 @@ def check_precision(found: dict[str, Any]) -> None:
 def check(found: dict[str, Any]) -> None:
     if found["suite"] == "precision":
         check_precision(found)
+        return
+    if found["suite"] in ("demo", "quick", "grid"):
+        assert {"splitveil", "torch", "python", "threads", "commit"} <= set(found["versions"])
+        assert found["command"]
+        assert found["rows"]
         return
     suites = ("surrogates", "oracle", "step", "epoch", "recipe", "serve", "cpu", "exit")
     assert found["suite"] in suites
@@ -170,3 +176,26 @@ def test_the_script_on_precision_runs(tmp_path: Path) -> None:
     options = ("--defences", "none", "--seeds", "0", "--epochs", "1", "--profile", "smoke")
     found = written_by("precision.py", tmp_path / "out.json", *options, "--attacks", "linear")
     assert [row["precision"] for row in found["rows"]] == ["float32", "bf16"]
+
+
+def test_figures_of_the_pages_are_those_of_the_records() -> None:
+    """What the pages say of `quick` on digits, and of noise on the grid on CIFAR-10."""
+
+    def read(name: str, page: str) -> tuple[dict[str, Any], str]:
+        text = (ROOT / "docs" / "reference" / page).read_text(encoding="utf-8")
+        return json.loads((STORE / name).read_text(encoding="utf-8")), " ".join(text.split())
+
+    found, text = read("quick--digits--2-core-x86.json", "attacks.md")
+    at = {(row["defence"], row["version"]): row for row in found["rows"]}
+    for key, digits in (("user_s", 1), ("mse", 4)):
+        shown = {k: f"{row[key]:.{digits}f}" for k, row in at.items()}
+        assert f"{shown['none', '0.1.0']} and {shown['veil', '0.1.0']}" in text
+        assert f"became {shown['none', 'now']} and {shown['veil', 'now']}" in text
+
+    found, text = read("grid--cifar10--2-core-x86.json", "certificates.md")
+    means = [f"{100 * statistics.mean(row['accuracy']):.2f}" for row in found["rows"]]
+    spreads = [f"{100 * statistics.stdev(row['accuracy']):.2f}".lstrip("0") for row in found["rows"]]
+    assert " and ".join(f"{m} ± {s} %" for m, s in zip(means, spreads, strict=True)) in text
+    linear = [f"{statistics.mean(row['linear']):.4f}".lstrip("0") for row in found["rows"]]
+    assert " and ".join(linear) in text
+    assert " and ".join(f"{row['decoder']:.4f}".lstrip("0") for row in found["rows"]) in text

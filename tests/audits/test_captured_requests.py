@@ -16,9 +16,8 @@ import splitveil as sv
 from splitveil.attacks import profiles
 from splitveil.attacks.baseline import MeanImage
 from splitveil.attacks.linear import Linear
-from splitveil.audits.captured_requests import audit_wire, own_images, read_captured
+from splitveil.audits.captured_requests import audit_wire, in_order, own_images, read_captured
 from splitveil.audits.certificates import KINDS
-from splitveil.audits.sent_rows import in_order
 from splitveil.audits.suite import Store
 from splitveil.audits.target import Target
 from splitveil.audits.trained_run import open_run

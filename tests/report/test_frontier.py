@@ -103,7 +103,7 @@ def test_a_random_rule_is_rarely_taken_for_a_gain() -> None:
 def test_a_rule_that_sends_what_it_gets_wrong_lies_surely_above() -> None:
     found = found_in(SILENT, SENDER, exit_row("exit", 0.3, at_random=False))
     point = found.points[-1]
-    assert point.kind == "part"
+    assert point.kind == "exit"
     assert point.over_chord is not None
     assert point.over_chord.against == "noise"
     assert point.over_chord.points > 5

@@ -222,7 +222,8 @@ def _matcher_errors(
 def _pairs(z: Tensor, noise_var: bounds.NoiseVar | None, asked: Tensor | None) -> Json:
     if asked is not None:
         raise AuditError(
-            "no certificate: of two images one may be sent and the other not, and then nobody errs"
+            "no certificate: of two images one may be sent and the other not, which tells them "
+            "apart"
         )
     return asdict(bounds.pairwise_error(z, noise_var))
 

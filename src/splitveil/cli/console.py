@@ -93,8 +93,10 @@ def progress_bar(title: str) -> Iterator[Progress]:
     """
     if not err.is_terminal:
         lines = ProgressLines(title)
-        yield lines
-        lines.flush()
+        try:
+            yield lines
+        finally:
+            lines.flush()
         return
     with RichProgress(
         TextColumn("[bold]{task.description}"), BarColumn(bar_width=8), TaskProgressColumn(),

@@ -105,7 +105,6 @@ def _train_one(
     from splitveil.config.resolve import merge
     from splitveil.insight.diagnosis import Diagnosis, diagnose, read_case
     from splitveil.record.files import last_epoch
-    from splitveil.report.page import write_page
     from splitveil.runs import fit_given
 
     if several and resume and not overwrite:
@@ -127,6 +126,8 @@ def _train_one(
                 audit, progress=bar, precision=run.config.precision, threads=run.config.threads
             )
         if json_:
+            from splitveil.report.page import write_page
+
             write_page([run.path], run.path)
             return made | {"record": record.to_dict()}
         show_audit(run.path, record, json_=False)

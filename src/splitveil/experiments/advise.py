@@ -40,7 +40,7 @@ from splitveil.experiments.runner import (
     ranking_attacks,
     run_many,
 )
-from splitveil.io import Json, Progress, silent, write_text
+from splitveil.io import Json, Progress, put_all, silent
 from splitveil.nets.budget import Answering, answering_clients, candidates, nothing_fits
 from splitveil.nets.clients import ClientSpec, parse_client
 from splitveil.nets.cost import deployed_cost
@@ -85,9 +85,8 @@ class ExposedOnVal:
         store = Store(run.path / "audit", code_version())
         attempts = {} if target.silent else run_attacks(target, attacks, progress, store=store)
         rows = []
-        for each in (
-            [target] if target.exit is None else [self._sending(target, s) for s in self.shares]
-        ):
+        shares = [self._sending(target, share) for share in self.shares if target.exit is not None]
+        for each in shares or [target]:
             every, name = attempts, "" if target.silent else strongest(attempts)["mse_by"]
             if each.exit is not None:
                 asked = each.exit.asked.nonzero().flatten()
@@ -99,10 +98,8 @@ class ExposedOnVal:
                     on_sent = selected(attempts, asked)
                 name = strongest(on_sent)["mse_by"]
             shown = what_is_exposed(each, every.get(name))
-            limits = shown.get("intervals", {})
-            high = limits.get("exposure" if each.exit is not None else "leakage_sent", [0.0, 0.0])[
-                1
-            ]
+            limited = "leakage_sent" if each.exit is None else "exposure"
+            high = shown.get("intervals", {}).get(limited, [0.0, 0.0])[1]
             right = _answers_on(each) == each.scored.labels.to("cpu")
             rows.append(
                 costs
@@ -327,11 +324,12 @@ def run_advise(
 
 def write_advice(found: Advised) -> None:
     """Write the picture and `advice.json` into the folder."""
-    found.folder.mkdir(parents=True, exist_ok=True)
     drawing = draw_advice(found.rows, found.limits, found.advice)
-    (found.folder / "frontier.png").write_bytes(drawing.png)
     text = json.dumps(found.to_json(), indent=2, allow_nan=False) + "\n"
-    write_text(found.folder / "advice.json", text)
+    put_all(
+        found.folder,
+        {found.folder / "frontier.png": drawing.png, found.folder / "advice.json": text.encode()},
+    )
 
 
 def _alone_rows(one: Json, below: RunConfig) -> list[Tried]:

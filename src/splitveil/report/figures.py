@@ -185,7 +185,7 @@ def _name_points(
             axes.plot(line[:, 0], line[:, 1], color=GREY, linewidth=0.7, zorder=2)
 
 
-KINDS: Mapping[str, str] = {"alone": "D", "all": "o", "part": "s"}  # marks of the frontier
+KINDS: Mapping[str, str] = {"alone": "D", "split": "o", "exit": "s"}  # marks of the frontier
 
 
 def draw_frontier(found: Frontier, lang: Lang = "en") -> Drawing:

@@ -6,23 +6,21 @@ six classes, the same in every row, so that no result decides what is shown.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
 from splitveil.record.files import Gallery, RunFiles
 from splitveil.record.groups import Group, kinds
-from splitveil.record.schema import BRIEF, answers_well, get, sends_part, text, unpack
+from splitveil.record.schema import BRIEF, answers_well, get, text, unpack
 from splitveil.report.columns import BOUND, WORDS, column
 from splitveil.report.figures import image_uri
-from splitveil.report.gains import answers_alone, client_of, exposure_over, gains
+from splitveil.report.gains import Kind, client_of, exposure_over, gains, kind_of
 from splitveil.report.words import Lang, Sentence, sentence, word
 from splitveil.table import NOTHING, Format, Table, spread
 
 PICTURES = 6
 NEAR, LITTLE = 0.5, 5.0  # points that count as equal accuracy, and as equal leakage
 SIDE, WIDEST = 72, 96  # px of a picture on the page
-Kind = Literal["alone", "split", "exit"]
 ONE = {"alone": "front.one-alone", "exit": "front.one-exit", "split": "front.one-split"}
 TOLD = {
     "alone": "front.kind-alone", "exit": "front.kind-exit", "split": "front.kind-split",
@@ -80,7 +78,7 @@ def front_rows(runs: Sequence[RunFiles]) -> list[FrontRow]:
 
 
 def _row(group: Group, groups: Sequence[Group]) -> FrontRow:
-    kind = _kind(group)
+    kind = kind_of(group)
     leakage = group.mean("leakage") if kind != "alone" else None
     exposed, sent = exposure_over(group), group.mean("sent")
     gained = gains(group, groups).over_same
@@ -100,12 +98,6 @@ def _row(group: Group, groups: Sequence[Group]) -> FrontRow:
         poor=not all(map(answers_well, group.records)),
         runs=group.runs,
     )
-
-
-def _kind(group: Group) -> Kind:
-    if answers_alone(group):
-        return "alone"
-    return "exit" if any(map(sends_part, group.records)) else "split"
 
 
 def conclusions(rows: Sequence[FrontRow]) -> list[Sentence]:

@@ -6,22 +6,21 @@ device that tosses a coin for every image lies on it. An exit rule must lie abov
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from splitveil.record.groups import Group
-from splitveil.record.schema import answers_well, sends_part
+from splitveil.record.schema import answers_well
 from splitveil.record.statistics import Sample, difference
 from splitveil.report.gains import (
     Gain,
+    Kind,
     answers_alone,
     best_alone,
     exposure_over,
     gains,
     images_of,
+    kind_of,
     right_table,
 )
-
-Kind = Literal["alone", "all", "part"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +29,7 @@ class FrontierPoint:
 
     Args:
         group: The row.
-        kind: Whether it answers alone, sends all images, or a part of them.
+        kind: Whether it answers alone, sends some images, or all of them.
         accuracy: Its mean accuracy, in [0, 1].
         exposure: Its mean exposure, at least 0.
         limits: 95 % limits of the exposure, if they are known.
@@ -55,7 +54,7 @@ class FrontierPoint:
             return True
         gained = self.gain is not None and self.gain.sure
         above = self.over_chord is not None and self.over_chord.sure
-        return gained and (above or self.kind == "all")
+        return gained and (above or self.kind == "split")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +74,7 @@ def frontier(groups: Sequence[Group]) -> Frontier | None:
 
     Of rows on several sets of images, those on the images of the first such row are taken.
     """
-    telling = [g for g in groups if answers_alone(g) or _sends_part(g)]
+    telling = [g for g in groups if kind_of(g) != "split"]
     if not telling:
         return None
     here = [g for g in groups if images_of(g) == images_of(telling[0])]
@@ -90,18 +89,13 @@ def frontier(groups: Sequence[Group]) -> Frontier | None:
     )
 
 
-def _sends_part(group: Group) -> bool:
-    return any(map(sends_part, group.records))
-
-
 def _point(group: Group, rows: Sequence[Group]) -> FrontierPoint | None:
     accuracy, exposed = group.mean("accuracy"), exposure_over(group)
     if accuracy is None or exposed is None:
         return None
-    kind: Kind = "alone" if answers_alone(group) else "part" if _sends_part(group) else "all"
-    found = gains(group, rows)
+    kind, found = kind_of(group), gains(group, rows)
     above = None
-    if kind == "part" and found.best is not None:
+    if kind == "exit" and found.best is not None:
         above = over_chord(group, found.best, rows)
     return FrontierPoint(
         group=group,
@@ -111,7 +105,7 @@ def _point(group: Group, rows: Sequence[Group]) -> FrontierPoint | None:
         limits=exposed[1],
         gain=found.over_best,
         over_chord=above,
-        curve=_curve(group) if kind == "part" else (),
+        curve=_curve(group) if kind == "exit" else (),
     )
 
 
@@ -130,7 +124,7 @@ def senders(rows: Sequence[Group], like: Group) -> list[Group]:
     return [
         row
         for row in rows
-        if not answers_alone(row) and not _sends_part(row) and images_of(row) == images_of(like)
+        if kind_of(row) == "split" and images_of(row) == images_of(like)
         and row.mean("accuracy") is not None and exposure_over(row) is not None
     ]  # fmt: skip
 

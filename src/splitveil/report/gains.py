@@ -8,7 +8,7 @@ make a gain smaller.
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,7 @@ from splitveil.record.schema import (
     Record,
     exposure_of,
     right_answers,
+    sends_part,
     text,
 )
 from splitveil.record.statistics import (
@@ -38,6 +39,7 @@ from splitveil.report.words import word
 if TYPE_CHECKING:
     from splitveil.nets.cost import Caps
 
+Kind = Literal["alone", "exit", "split"]
 ALONE = "alone"  # the defence that answers on the device
 FAR = 0.1  # accuracy that a row may lose to the same net without a defence
 
@@ -83,6 +85,13 @@ class Gains:
 def answers_alone(group: Group) -> bool:
     """Whether a row's clients answer on the device and send nothing."""
     return ALONE in defences_of(group)
+
+
+def kind_of(group: Group) -> Kind:
+    """Whether a row sends nothing ("alone"), some images ("exit") or all of them ("split")."""
+    if answers_alone(group):
+        return "alone"
+    return "exit" if any(map(sends_part, group.records)) else "split"
 
 
 def client_of(group: Group) -> str | None:
