@@ -194,7 +194,9 @@ def test_figures_of_the_pages_are_those_of_the_records() -> None:
 
     found, text = read("grid--cifar10--2-core-x86.json", "certificates.md")
     means = [f"{100 * statistics.mean(row['accuracy']):.2f}" for row in found["rows"]]
-    spreads = [f"{100 * statistics.stdev(row['accuracy']):.2f}".lstrip("0") for row in found["rows"]]
+    spreads = [
+        f"{100 * statistics.stdev(row['accuracy']):.2f}".lstrip("0") for row in found["rows"]
+    ]
     assert " and ".join(f"{m} ± {s} %" for m, s in zip(means, spreads, strict=True)) in text
     linear = [f"{statistics.mean(row['linear']):.4f}".lstrip("0") for row in found["rows"]]
     assert " and ".join(linear) in text
