@@ -26,8 +26,8 @@ from splitveil.threat import Attack, Labelled, Observation, Victim
 def accuracy(victim: Victim, head: Callable[[Tensor], Tensor], test: Labelled, seed: int) -> float:
     """Share of right answers of one sending of all test images."""
     generator, right = stream(seed, "accuracy"), 0
+    parts = zip(torch.split(test.images, 1000), torch.split(test.labels, 1000), strict=True)
     with torch.no_grad():
-        parts = zip(test.images.split(1000), test.labels.split(1000), strict=True)
         for x, y in parts:
             right += int((head(victim.send(x, generator)).argmax(1) == y).sum())
     return right / len(test)
