@@ -26,6 +26,7 @@ from splitveil.report.slides import CHINESE, Paragraph, text_height, text_pages
 from splitveil.report.words import Lang
 
 from .markup import Page
+from .test_frontier import sender, silent
 
 if TYPE_CHECKING:
     from pptx.presentation import Presentation
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 pptx = pytest.importorskip("pptx")
 EMPTY = Pictures(grid=None, tradeoff=None, attacks=None, curves=())
+FRONTIER = "Accuracy against exposure"
 ENGLISH = re.compile(r"[A-Za-z][a-z]{2,}(?: [a-z]{2,}){2,}")  # three words in a row
 GATED = {"lambd": 16.0, "form": "gated", "attention": "minimise", "epochs": 6, "net": "small"}
 
@@ -111,6 +113,19 @@ def test_the_deck_goes_from_the_problem_to_the_commands(deck: "Presentation") ->
         "Attack by attack", "Flags and certificates", "Training", "What an attacker sees",
         "Verdict", "Next steps", "Run it again", "Where the numbers come from",
     ]  # fmt: skip
+
+
+def test_a_client_alone_beside_a_server_has_the_frontier_as_a_slide(tmp_path: Path) -> None:
+    runs = []
+    for name, data in (("alone", silent(0)), ("noise", sender(0))):
+        runs.append(read_run(write_run(tmp_path / name, data, make_metrics(name, 3), None)))
+    made = opened(ReportContent(runs=runs))
+    slide = next(s for s in made.slides if s.shapes.title.text_frame.text == FRONTIER)
+    [picture] = [shape for shape in slide.shapes if hasattr(shape, "image")]
+    wide, high = picture.image.size
+    assert picture.width / picture.height == pytest.approx(wide / high, rel=0.01)
+    assert picture.left + picture.width <= made.slide_width
+    assert picture.top + picture.height <= made.slide_height
 
 
 def test_the_chinese_deck_has_the_same_slides(

@@ -18,6 +18,7 @@ from splitveil.record.groups import Group, kinds
 from splitveil.record.schema import BRIEF, number, text
 from splitveil.report import canvas, curves, figures, sentences
 from splitveil.report.columns import CERTIFICATES, audited, flags_of, summary_of
+from splitveil.report.frontier import frontier
 from splitveil.report.method_charts import Chart, Spot, chart_of, read_chart
 from splitveil.report.page import ReportContent
 from splitveil.report.slides import (
@@ -229,6 +230,7 @@ def _results(deck: Deck, content: ReportContent) -> None:
     _table_slides(deck, word("heading.summary", lang), _cells(table, shown, lang),
                   [column.fmt.numeric for column in table.columns], notes=notes,
                   below=below)  # fmt: skip
+    _frontier(deck, content, notes)
     _tradeoff(deck, content, notes)
     _attacks(deck, content, notes)
     checked = audited(shown)
@@ -253,6 +255,29 @@ def _remarks(deck: Deck, slide: "Slide", *remarks: str) -> None:
     words = [Paragraph(text=remark, ink=canvas.GREY) for remark in remarks if remark]
     if words:
         deck.text(slide, words, Spot(BODY.left, 6.15, BODY.width, 0.8), (12.0, 11.0, 10.0))
+
+
+def _frontier(deck: Deck, content: ReportContent, notes: str) -> None:
+    """Accuracy against exposure where a client answers alone or asks when unsure; else nothing."""
+    lang = content.lang
+    found = frontier(kinds([run for run in content.runs if run.audited]))
+    if found is None or not found.points:
+        return
+    slide = deck.slide(word("heading.frontier", lang), notes)
+    png = figures.draw_frontier(found, lang).png
+    deck.picture(slide, png, within(png, BODY), word("alt.frontier", lang))
+
+
+def within(png: bytes, place: Spot) -> Spot:
+    """The largest place of a PNG's own shape in the middle of another, inches."""
+    from PIL import Image
+
+    with Image.open(io.BytesIO(png)) as picture:
+        wide, high = picture.size
+    scale = min(place.width / wide, place.height / high)
+    width, height = wide * scale, high * scale
+    left, top = (place.width - width) / 2, (place.height - height) / 2
+    return Spot(place.left + left, place.top + top, width, height)
 
 
 def _tradeoff(deck: Deck, content: ReportContent, notes: str) -> None:
