@@ -42,7 +42,7 @@ ARMS = {
     "N8C64": PUBLISHED,
     "N8C64-16": PUBLISHED,
 }
-PROBE = (5, 25)  # steps
+PROBE = (5, 10, 50)  # steps; the first fit pays for what is made once
 
 
 def timed(target: Target, decoder: Decoder) -> tuple[float, float]:
@@ -56,8 +56,10 @@ def timed(target: Target, decoder: Decoder) -> tuple[float, float]:
 
 def steps_of(target: Target, decoder: Decoder, seconds: float) -> int:
     """Steps that take so many CPU seconds, by two short fits."""
-    few, more = (timed(target, replace(decoder, epochs=0, min_steps=n))[1] for n in PROBE)
-    return round(seconds * (PROBE[1] - PROBE[0]) / max(more - few, 1e-3))
+    _, few, more = (timed(target, replace(decoder, epochs=0, min_steps=n))[1] for n in PROBE)
+    if more <= few:
+        raise SystemExit(f"{PROBE[2]} steps took no longer than {PROBE[1]}: try again")
+    return round(seconds * (PROBE[2] - PROBE[1]) / (more - few))
 
 
 def trained(defence: str, options: argparse.Namespace) -> sv.Run:
