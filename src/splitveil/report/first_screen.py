@@ -14,7 +14,7 @@ from splitveil.record.groups import Group, kinds
 from splitveil.record.schema import BRIEF, answers_well, get, text, unpack
 from splitveil.report.columns import BOUND, WORDS, column
 from splitveil.report.figures import image_uri
-from splitveil.report.gains import Kind, client_of, exposure_over, gains, kind_of
+from splitveil.report.gains import BARE, Kind, client_of, exposure_over, gains, kind_of
 from splitveil.report.words import Lang, Sentence, sentence, word
 from splitveil.table import NOTHING, Format, Table, spread
 
@@ -66,9 +66,7 @@ class FrontRow:
     @property
     def undefended(self) -> bool:
         """Whether everything is sent with no more than noise."""
-        return self.kind == "split" and set(self.defence.split("+")) <= {
-            "none", "noise", "early-exit",
-        }  # fmt: skip
+        return self.kind == "split" and BARE.issuperset(self.defence.split("+"))
 
 
 def front_rows(runs: Sequence[RunFiles]) -> list[FrontRow]:

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 Kind = Literal["alone", "exit", "split"]
 ALONE = "alone"  # the defence that answers on the device
+BARE = frozenset({"none", "noise", "early-exit"})  # hide no image by more than noise
 FAR = 0.1  # accuracy that a row may lose to the same net without a defence
 
 
@@ -92,6 +93,11 @@ def kind_of(group: Group) -> Kind:
     if answers_alone(group):
         return "alone"
     return "exit" if any(map(sends_part, group.records)) else "split"
+
+
+def undefended(group: Group) -> bool:
+    """Whether a row sends every image with no more than noise."""
+    return kind_of(group) == "split" and BARE.issuperset(defences_of(group))
 
 
 def client_of(group: Group) -> str | None:
