@@ -60,7 +60,7 @@ def demo(  # noqa: PLR0917 - every option of the command, as typer wants them
         )  # fmt: skip
     page, runs = write_page(paths, Path(runs_dir)), [read_run(path) for path in paths]
     if json_:
-        console.show_runs(runs, json_=True)
+        console.show_records(runs)
         return
     rows = front_rows(runs)
     console.show_table("what leaves the device, and what it is worth", *FRONT.brief(rows, "en"))
