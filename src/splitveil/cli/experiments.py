@@ -184,7 +184,7 @@ def _budget(
     macs: float | None, wire: int | None, params: int | None, track: str | None, *, alone: bool
 ) -> Json:
     """What a client may cost, as given or by a track."""
-    from splitveil.nets.cost import find_track
+    from splitveil.nets.split import find_track
 
     if track is not None:
         caps = find_track(track)

@@ -42,7 +42,7 @@ from splitveil.record.statistics import (
 from splitveil.report.words import word
 
 if TYPE_CHECKING:
-    from splitveil.nets.cost import Caps
+    from splitveil.nets.split import Caps
 
 Kind = Literal["alone", "exit", "split"]
 ALONE = "alone"  # the defence that answers on the device
@@ -120,7 +120,7 @@ def images_of(group: Group) -> tuple[str, str | None]:
 
 def group_track(group: Group) -> str | None:
     """The smallest track that every client of a row keeps to, such as B5; None if there is none."""
-    from splitveil.nets.cost import TRACKS  # imports torch, which most comparisons do not need
+    from splitveil.nets.split import TRACKS  # imports torch, which most comparisons do not need
 
     for name, caps in TRACKS.items():
         if all(_within(record, caps) for record in group.records):
@@ -138,7 +138,7 @@ def _within(record: Record, caps: "Caps") -> bool:
 
 def keeps_to(group: Group, track: str | None) -> bool:
     """Whether a row's clients keep to a track."""
-    from splitveil.nets.cost import TRACKS
+    from splitveil.nets.split import TRACKS
 
     own, order = group_track(group), [*TRACKS]
     return None not in (own, track) and order.index(str(own)) <= order.index(str(track))
