@@ -107,7 +107,9 @@ class Dataset:
         where = indices.to(self.images.device)
         return Labelled(unit_floats(self.images[where]), self.labels[where])
 
-    def own_attributes(self, aux: Indices, scored: Indices) -> Attributes | None:
+    def own_attributes(
+        self, aux: Int64[Tensor, " a"], scored: Int64[Tensor, " s"]
+    ) -> Attributes | None:
         """The dataset's own attributes of aux and scored images; None if it has none."""
         if not self.attributes:
             return None
