@@ -13,13 +13,13 @@ from splitveil.experiments.choice import (
     ADVICE,
     Advice,
     DeviceLimits,
-    Kind,
     Tried,
     advice,
     advice_rows,
     draw_advice,
     gain_over,
 )
+from splitveil.report.gains import Kind
 
 LIMITS = DeviceLimits(macs=5e6, wire_floats=512, exposure=0.25, stored=64_000)
 IMAGES = 1000

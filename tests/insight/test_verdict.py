@@ -55,9 +55,9 @@ def test_the_outcome_follows_from_the_leakage(
     assert said(plant(tmp_path / "run", record=record(leakage))).startswith(begins)
 
 
-LOUD = {"true_rate_nats": 64 * 0.9, "client": {"wire_floats": 64}}
-QUIET = {"true_rate_nats": 64 * 0.2, "client": {"wire_floats": 64}}
-BANDS = {"leakage_bands": {"low": 0.9, "detail": 0.5}}
+LOUD: Json = {"true_rate_nats": 64 * 0.9, "client": {"wire_floats": 64}}
+QUIET: Json = {"true_rate_nats": 64 * 0.2, "client": {"wire_floats": 64}}
+BANDS: Json = {"leakage_bands": {"low": 0.9, "detail": 0.5}}
 CAUSES: list[tuple[Json, str]] = [
     (
         {"defence": "none", "record": record(0.8, "none"), "noise_std": 0.0},
@@ -203,10 +203,10 @@ def test_the_page_is_one_small_file_that_escapes_what_it_shows(
         assert not re.search(r"https?:|url\(", html)
     evil = Panel(title="<b>", text="'\"&", file="x.png", png=b"\x89PNG")
     said_only = Panel(title="none", text="there <i>is none")
-    page = AnswerPage(
+    content = AnswerPage(
         title="<script>", verdict=[say("unfelt", seen="<u>")], chart=evil, panels=[said_only]
     )
-    made, picture = write_answer(tmp_path / "a.html", page)
+    made, picture = write_answer(tmp_path / "a.html", content)
     html = made.read_text(encoding="utf-8")
     assert html.count("<script") == 1
     assert not re.search(r"<[bui]>", html)
@@ -214,7 +214,7 @@ def test_the_page_is_one_small_file_that_escapes_what_it_shows(
     assert '<p class="note">there &lt;i&gt;is none</p>' in html
     assert picture.read_bytes() == b"\x89PNG"
     with pytest.raises(RunError, match=r"cannot write .* Choose another folder"):
-        write_answer(made / "a.html", page)
+        write_answer(made / "a.html", content)
 
 
 @pytest.fixture(scope="module")

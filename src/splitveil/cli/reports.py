@@ -232,7 +232,7 @@ def report(  # noqa: PLR0917 - every option of the command, as typer wants them
     """
     from splitveil.report.deck import write_deck
     from splitveil.report.page import read_runs, write_report
-    from splitveil.report.words import sentence
+    from splitveil.report.words import sentence, word
 
     if slides:
         raise ConfigError(
@@ -245,9 +245,10 @@ def report(  # noqa: PLR0917 - every option of the command, as typer wants them
     folder = target.parent if target.suffix == ".html" else target
     decks = [write_deck(content, folder)] if pptx else []  # first: python-pptx may be missing
     pages = write_report(content, target)[:1]
-    console.show_runs(content.runs, json_=json_, lang=content.lang)
     if json_:
+        console.show_records(content.runs)
         return
+    console.show_table(word("audit.runs", content.lang), *content.overview)
     for line in content.reservations:
         console.warn(line)
     told = [("audit.page", pages[0]), *(("audit.deck", deck) for deck in decks)]

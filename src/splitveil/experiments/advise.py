@@ -42,8 +42,8 @@ from splitveil.experiments.runner import (
 from splitveil.io import Json, Progress, put_all, silent
 from splitveil.nets.budget import Answering, answering_clients, candidates, nothing_fits
 from splitveil.nets.clients import ClientSpec, parse_client
-from splitveil.nets.cost import deployed_cost
 from splitveil.nets.exit import threshold_for
+from splitveil.nets.split import deployed_cost
 from splitveil.record.schema import unpack
 from splitveil.report.gains import Kind
 from splitveil.runs import Run, load_run

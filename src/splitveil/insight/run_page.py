@@ -9,8 +9,7 @@ from pathlib import Path
 
 from splitveil.insight.diagnosis import Diagnosis, RunHistory, diagnose
 from splitveil.insight.verdict import Verdict, judge, undefended_beside
-from splitveil.record.files import RunFiles
-from splitveil.record.groups import row_names
+from splitveil.record.files import RunFiles, folder_names
 from splitveil.report.answer_page import AnswerPage, Panel, write_answer
 from splitveil.report.canvas import drawable
 from splitveil.report.columns import WORDS, column
@@ -58,7 +57,7 @@ def rows_of(case: RunHistory, lang: Lang, *, poor: bool) -> list[FrontTable]:
     bare = case.plain.files if case.plain is not None else undefended_beside(case)
     if bare is not None and bare.audited:
         runs.append(bare)
-    names = row_names([run.path.resolve() for run in runs])
+    names = folder_names([run.path.resolve() for run in runs])
     first, *rest = front_rows([replace(run, name=names[run.path.resolve()]) for run in runs])
     return front_tables([replace(first, poor=poor or first.poor), *rest], lang)[:1]
 

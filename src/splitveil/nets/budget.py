@@ -26,8 +26,7 @@ from splitveil.nets.clients import (
     ClientSpec,
     require,
 )
-from splitveil.nets.cost import track_of
-from splitveil.nets.split import Cost, Shape, stages_of
+from splitveil.nets.split import Cost, Shape, stages_of, track_of
 
 ImageShape = tuple[int, int, int]
 
