@@ -13,7 +13,7 @@ from report.devtools import CONTRAST, WIDER, Tab, chromium
 
 from splitveil.errors import RunError
 from splitveil.insight.diagnosis import read_case
-from splitveil.insight.verdict import judge, say
+from splitveil.insight.verdict import judge, phrase
 from splitveil.record.schema import AT_CHANCE, FAR_BELOW
 from splitveil.report.answer_page import AnswerPage, Panel, write_answer
 
@@ -204,7 +204,7 @@ def test_the_page_is_one_small_file_that_escapes_what_it_shows(
     evil = Panel(title="<b>", text="'\"&", file="x.png", png=b"\x89PNG")
     said_only = Panel(title="none", text="there <i>is none")
     content = AnswerPage(
-        title="<script>", verdict=[say("unfelt", seen="<u>")], chart=evil, panels=[said_only]
+        title="<script>", verdict=[phrase("unfelt", seen="<u>")], chart=evil, panels=[said_only]
     )
     made, picture = write_answer(tmp_path / "a.html", content)
     html = made.read_text(encoding="utf-8")

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from splitveil.insight.diagnosis import Diagnosis, RunHistory, diagnose
-from splitveil.insight.verdict import Verdict, judge, undefended_beside
+from splitveil.insight.verdict import Judgement, judge, undefended_beside
 from splitveil.record.files import RunFiles, folder_names
 from splitveil.report.answer_page import AnswerPage, Panel, write_answer
 from splitveil.report.canvas import drawable
@@ -63,7 +63,7 @@ def rows_of(case: RunHistory, lang: Lang, *, poor: bool) -> list[FrontTable]:
 
 
 def run_page(
-    case: RunHistory, verdict: Verdict, title: str, lang: Lang, *, panels: Sequence[Panel],
+    case: RunHistory, verdict: Judgement, title: str, lang: Lang, *, panels: Sequence[Panel],
     chart: Panel | None,
 ) -> AnswerPage:  # fmt: skip
     """The page about a run.

@@ -35,7 +35,7 @@ Shows = Literal["noise", "training"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class Judgement:
     """Why a run does or does not protect.
 
     Args:
@@ -62,20 +62,20 @@ class Cause:
     @property
     def clause(self) -> Value:
         """As the end of a sentence."""
-        return "" if self.text is None else say("because", cause=self.text)
+        return "" if self.text is None else phrase("because", cause=self.text)
 
 
-def say(key: str, **values: Value) -> Sentence:
+def phrase(key: str, **values: Value) -> Sentence:
     """A sentence of the verdict's, see `[cause]` in `report/locale/`."""
     return sentence(f"cause.{key}", **values)
 
 
 def fact(key: str, value: str, **values: Value) -> Fact:
     """A figure under its label."""
-    return Fact(value=value, label=say(key, **values))
+    return Fact(value=value, label=phrase(key, **values))
 
 
-def judge(case: RunHistory, above: float | None = None) -> Verdict:
+def judge(case: RunHistory, above: float | None = None) -> Judgement:
     """Why a run does or does not protect.
 
     Args:
@@ -89,34 +89,34 @@ def judge(case: RunHistory, above: float | None = None) -> Verdict:
     if record.sent == 0:
         right = percent(record.accuracy, 1)
         answers = fact("accuracy-label", f"{right} %")
-        return Verdict(said=(say("silent", accuracy=right),), facts=(answers,), shows=None)
+        return Judgement(said=(phrase("silent", accuracy=right),), facts=(answers,), shows=None)
     part = sends_part(record)
     leak, exposed = record.leakage_sent if part else record.leakage, exposure_of(record)
     if leak is None or exposed is None:
-        return Verdict(said=(say("unaudited"),), facts=())
+        return Judgement(said=(phrase("unaudited"),), facts=())
     hides = exposed < LITTLE
-    outcome = say("hides" if hides else "leaks" if exposed >= MUCH else "partly")
+    outcome = phrase("hides" if hides else "leaks" if exposed >= MUCH else "partly")
     found = _hidden_by(case) if hides else _cause(case, above)
-    told = say("split", outcome=outcome, rebuilt=_share(leak), because=found.clause)
+    told = phrase("split", outcome=outcome, rebuilt=_share(leak), because=found.clause)
     if part:
         kept = f"{10 * (1 - (record.sent or 0.0)):.0f}"
-        told = say("exit", outcome=outcome, rebuilt=_share(leak), because=found.clause, kept=kept,
+        told = phrase("exit", outcome=outcome, rebuilt=_share(leak), because=found.clause, kept=kept,
                    exposure=_share(exposed))  # fmt: skip
     said, bare = [told], undefended_beside(case)
     known = None if bare is None else bare.record.leakage
     if bare is not None and known is not None:
         key = "no-better" if known - exposed < NEAR else "undefended"
-        said.append(say(key, name=bare.name, bare=_share(known)))
+        said.append(phrase(key, name=bare.name, bare=_share(known)))
     low, detail = _bands(record)
     if not hides and abs(low - detail) >= UNLIKE and found.text != _coarse(record):
         key = "coarse" if low > detail else "fine"
-        said.append(say(key, low=_share(low), detail=_share(detail)))
+        said.append(phrase(key, low=_share(low), detail=_share(detail)))
     if UNCONVERGED in record.flag_names:
-        said.append(say("unconverged"))
-    return Verdict(said=tuple(said), facts=_facts(found, record, known), shows=found.shows)
+        said.append(phrase("unconverged"))
+    return Judgement(said=tuple(said), facts=_facts(found, record, known), shows=found.shows)
 
 
-def _gave_up_the_answers(case: RunHistory, record: Record) -> Verdict | None:
+def _gave_up_the_answers(case: RunHistory, record: Record) -> Judgement | None:
     """A model at chance, or far below its net without the defence, has nothing to praise."""
     right, could = _right(case)
     dead = case.at_chance or AT_CHANCE in record.flag_names
@@ -128,17 +128,17 @@ def _gave_up_the_answers(case: RunHistory, record: Record) -> Verdict | None:
     if far:
         facts.append(fact("could-label", f"{percent(could, 1)} %"))
     if dead:
-        heavy = Cause(text=say("too-strong") if case.penalised and case.active else None)
-        told = say("dead", accuracy=percent(right, 1), guess=guess, because=heavy.clause)
+        heavy = Cause(text=phrase("too-strong") if case.penalised and case.active else None)
+        told = phrase("dead", accuracy=percent(right, 1), guess=guess, because=heavy.clause)
         facts.append(fact("guess-label", f"{guess} %"))
         if heavy.text is not None and weight is not None:
             facts.append(fact("weight-label", f"{weight:.3g}"))
     elif far and case.plain is not None:
-        told = say("crippled", accuracy=percent(right, 1), name=case.plain.name,
+        told = phrase("crippled", accuracy=percent(right, 1), name=case.plain.name,
                    could=percent(could, 1))  # fmt: skip
     else:
-        told = say("far-below", accuracy=percent(right, 1))
-    return Verdict(said=(told,), facts=tuple(facts), shows="training", poor=True)
+        told = phrase("far-below", accuracy=percent(right, 1))
+    return Judgement(said=(told,), facts=tuple(facts), shows="training", poor=True)
 
 
 def _right(case: RunHistory) -> tuple[float | None, float | None]:
@@ -155,7 +155,7 @@ def _hidden_by(case: RunHistory) -> Cause:
     rate = case.rate
     if rate is None or rate > HALF_LOG_TWO:
         return Cause()
-    return Cause(text=say("noise-wins"), facts=(_rate_fact(rate),))
+    return Cause(text=phrase("noise-wins"), facts=(_rate_fact(rate),))
 
 
 def _cause(case: RunHistory, above: float | None) -> Cause:
@@ -170,14 +170,14 @@ def _nothing_hides(case: RunHistory) -> Cause | None:
     if "noise_std" not in case.config or case.setting("noise_std") > 0:
         return None
     if case.penalised:
-        return Cause(text=say("no-noise"))
-    return Cause(text=say("bare")) if case.config.get("defence") == "none" else None
+        return Cause(text=phrase("no-noise"))
+    return Cause(text=phrase("bare")) if case.config.get("defence") == "none" else None
 
 
 def _unfelt(case: RunHistory) -> Cause | None:
     """The penalty was 0, or its own rules kept it off."""
     seen = (stuck_at_zero(case) or never_opens(case)) if case.epochs else None
-    return None if seen is None else Cause(text=say("unfelt", seen=seen[0]), shows="training")
+    return None if seen is None else Cause(text=phrase("unfelt", seen=seen[0]), shows="training")
 
 
 def _little_noise(case: RunHistory, above: float | None) -> Cause | None:
@@ -185,12 +185,12 @@ def _little_noise(case: RunHistory, above: float | None) -> Cause | None:
     rate, noise = case.rate, case.setting("noise_std")
     if rate is None or noise_too_small(case) is None:
         return None
-    little = say("little-noise", noise=f"{noise:g}")
+    little = phrase("little-noise", noise=f"{noise:g}")
     if above is None:
         return Cause(text=little, facts=(_rate_fact(rate),))
     share = percent(above, 0)
     return Cause(
-        text=say("loud", noise=f"{noise:g}", above=share),
+        text=phrase("loud", noise=f"{noise:g}", above=share),
         facts=(fact("above-label", f"{share} %"), _rate_fact(rate)),
     )
 
@@ -198,7 +198,7 @@ def _little_noise(case: RunHistory, above: float | None) -> Cause | None:
 def _blind(case: RunHistory) -> Cause | None:
     """The estimator reports less than what leaks, or one pool cannot see a class's clusters."""
     seen = collapsed(case) or still_scattered(case)
-    return None if seen is None else Cause(text=say("estimator", seen=seen[0]), shows="training")
+    return None if seen is None else Cause(text=phrase("estimator", seen=seen[0]), shows="training")
 
 
 def _linear(record: Record) -> Cause | None:
@@ -210,7 +210,7 @@ def _linear(record: Record) -> Cause | None:
     if alone < ALMOST * record.leakage:
         return None
     facts = (fact("linear-label", f"{_share(alone)} %"),)
-    return Cause(text=say("linear", alone=_share(alone)), facts=facts)
+    return Cause(text=phrase("linear", alone=_share(alone)), facts=facts)
 
 
 def _coarse(record: Record) -> Sentence | None:
@@ -218,7 +218,7 @@ def _coarse(record: Record) -> Sentence | None:
     low, detail = _bands(record)
     if low - detail < UNLIKE:
         return None
-    return say("keeps-low", low=_share(low), detail=_share(detail))
+    return phrase("keeps-low", low=_share(low), detail=_share(detail))
 
 
 def _facts(found: Cause, record: Record, bare: float | None) -> tuple[Fact, ...]:
