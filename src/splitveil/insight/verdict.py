@@ -100,8 +100,10 @@ def judge(case: RunHistory, above: float | None = None) -> Judgement:
     told = phrase("split", outcome=outcome, rebuilt=_share(leak), because=found.clause)
     if part:
         kept = f"{10 * (1 - (record.sent or 0.0)):.0f}"
-        told = phrase("exit", outcome=outcome, rebuilt=_share(leak), because=found.clause, kept=kept,
-                   exposure=_share(exposed))  # fmt: skip
+        told = phrase(
+            "exit", outcome=outcome, rebuilt=_share(leak), because=found.clause, kept=kept,
+            exposure=_share(exposed),
+        )  # fmt: skip
     said, bare = [told], undefended_beside(case)
     known = None if bare is None else bare.record.leakage
     if bare is not None and known is not None:
