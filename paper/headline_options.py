@@ -51,7 +51,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rows", nargs="+", help="default: all of the table")
     parser.add_argument("--seeds", nargs="+", type=from_(0), help="default: the table's")
     parser.add_argument("--jobs", type=from_(1), default=1, help="trainings and audits at once")
-    parser.add_argument("--profile", help="default: the table's")
+    parser.add_argument("--profile", default="standard")
     parser.add_argument("--runs-dir", default="runs")
     parser.add_argument("--data-dir")
     parser.add_argument("--out", help="default: the table's folder below results/")
@@ -80,8 +80,6 @@ def parse() -> argparse.Namespace:
         )
     options.rows = options.rows or names
     options.seeds = table.seeds if options.seeds is None else options.seeds
-    options.profile = options.profile or table.profile
-    options.final = table.final
     options.out = str(ROOT / "results" / table.folder) if options.out is None else options.out
     try:
         check(options, [row for row in table.rows if row.name in options.rows])

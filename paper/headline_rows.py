@@ -38,21 +38,15 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Rows, the folder below results/ where their records go, and the seeds of a whole table.
-
-    `profile` is that of the audits. A `final` table trains on the validation images, too; rows with
-    an exit rule need them, and what is compared with those rows must do without them as well.
-    """
+    """Rows, the folder below results/ where their records go, and the seeds of a whole table."""
 
     folder: str
     rows: tuple[Row, ...]
     seeds: tuple[int, ...]
-    profile: str = "standard"
-    final: bool = True
 
 
 def words(options: Mapping[str, Setting]) -> tuple[str, ...]:
-    """Settings as options of `splitveil train`; whether with --final is the table's choice.
+    """Settings as options of `splitveil train`; every row is trained with --final anyway.
 
     >>> words({"defence": "arl", "noise_std": 0.0, "final": True})
     ('--defence', 'arl', '--set', 'noise_std=0.0')
@@ -180,51 +174,9 @@ def _documents() -> tuple[Row, ...]:
     )  # fmt: skip
 
 
-def _frontier(track: str, alone: Mapping[str, Setting], body: str, tap: int) -> Table:
-    """What a small device reaches alone, split, and if it asks only when it is unsure.
-
-    All rows have the recipe of `cifar10-laptop`. The split rows have one body, the early exits take
-    the wire from its layer `tap`; their other shares are in the record.
-    """
-    common: dict[str, Setting] = {
-        "dataset": "cifar10", "epochs": 12, "batch_size": 250, "label_smoothing": 0.1,
-    }  # fmt: skip
-
-    def row(name: str, defence: str, length: float = 1.0, **more: Setting) -> Row:
-        return Row(
-            name=name, stem=f"{track}-{name}", length=length,
-            options=words(common | {"defence": defence, "server": "resnet-96"} | more),
-        )  # fmt: skip
-
-    split = [
-        row("none", "none", client=body),
-        row("noise", "noise", client=body),
-        row("cem", "cem", client=body),
-        row("gated-att-simple", "gated-att-simple", client=body),
-        row("slot-cross", "slot-cross", client=body),
-        *(row(f"veil-{lambd}", "veil", client=body, lambd=lambd) for lambd in (0.1, 0.3, 1.0)),
-        *(
-            row(f"early-exit{more}", f"early-exit{more}", client=f"{body}@{tap}", send=0.2)
-            for more in ("", "+veil")
-        ),
-    ]
-    by_itself = Row(
-        name="alone", stem=f"{track}-alone", length=0.3,
-        options=words(common | {"defence": "alone"} | alone),
-    )  # fmt: skip
-    few = ("noise", "veil-0.3", "early-exit", "early-exit+veil")
-    rows = split if track == "B5" else [r for r in split if r.name in few]
-    return Table(
-        folder=f"cifar10-{track}", rows=(by_itself, *rows), seeds=(0,), profile="laptop",
-        final=False,
-    )  # fmt: skip
-
-
 TABLES: Mapping[str, Table] = {
     "headline": Table(folder="cifar10", rows=HEADLINE, seeds=(0, 1, 2)),
     "controls": Table(folder="cifar10", rows=CONTROLS, seeds=(0,)),
     "table1": Table(folder="cifar10-table1", rows=TABLE1, seeds=(0,)),
     "documents": Table(folder="cifar10-seed-003", rows=_documents(), seeds=(0,)),
-    "B5": _frontier("B5", {"client": BEST5, "pooling": "mean"}, BODY5, 5),
-    "B1": _frontier("B1", {"client": BEST1, "pooling": "mean"}, BODY1, 5),
 }

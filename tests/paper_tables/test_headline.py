@@ -30,7 +30,6 @@ def options(folder: Path, **others: object) -> argparse.Namespace:
         "attacks_first_only": False,
         "compile": False,
         "seeds": [0],
-        "final": True,
     }
     return argparse.Namespace(**(usual | others))
 
