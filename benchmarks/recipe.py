@@ -58,8 +58,10 @@ def main() -> None:
             began = time.process_time()
             run = sv.fit(merge("cifar10-laptop-none", None, [], settings), overwrite=True)
             seconds, last = time.process_time() - began, last_epoch(run.path)
-        rows.append({"arm": arm, "seed": seed, "epochs": epochs,
-                     "val_accuracy": last["val_accuracy"], "cpu_seconds": round(seconds, 1)})  # fmt: skip
+        rows.append(
+            {"arm": arm, "seed": seed, "epochs": epochs, "val_accuracy": last["val_accuracy"],
+             "cpu_seconds": round(seconds, 1)}
+        )  # fmt: skip
         print(*rows[-1].values(), flush=True)
         found = {
             "suite": "settings", "recipe": "cifar10-laptop-none", "command": command(),
