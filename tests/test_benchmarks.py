@@ -36,7 +36,7 @@ def check(found: dict[str, Any]) -> None:
     if found["suite"] == "precision":
         check_precision(found)
         return
-    if found["suite"] in ("demo", "quick", "grid"):
+    if found["suite"] in ("demo", "quick", "grid", "decoders", "settings"):
         assert {"splitveil", "torch", "python", "threads", "commit"} <= set(found["versions"])
         assert found["command"]
         assert found["rows"]

@@ -1,6 +1,6 @@
 """What settings do to the recipe `cifar10-laptop-none`: accuracy on validation images, CPU seconds.
 
-python benchmarks/recipe.py OUT.json [--arms plain nesterov] [--seeds 0 1] [--epochs 4]
+python benchmarks/recipe_settings.py OUT.json [--arms plain nesterov] [--seeds 0 1] [--epochs 4]
 
 An arm is the recipe with some settings changed. Rows that OUT.json has already are left out: call
 it again to continue, with other arms, seeds or epochs.
