@@ -11,16 +11,20 @@ generated methods (such as those of dataclasses) and code that runs during an im
 *Files* are all files of these functions and their callers.
 
 The script uses only the public names of the package, so it still works after files have moved.
+Below the table it says how many files the package has, and how many lines of code: those with
+anything but blanks, comments and docstrings.
 
 Example: `python scripts/walk.py`
 """
 
 import argparse
+import ast
 import io
 import json
 import os
 import sys
 import tempfile
+import tokenize
 import tomllib
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
@@ -170,6 +174,33 @@ def walks(folder: Path) -> dict[str, dict[str, Any]]:
     return {name: walk.numbers() for name, walk in found.items()}
 
 
+NO_CODE = (
+    tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
+    tokenize.ENDMARKER,
+)  # fmt: skip
+
+
+def code_lines(source: str) -> int:
+    r"""Lines of a module without blanks, comments and docstrings.
+
+    >>> code_lines("'About it.'\n\n# why\nx = 1\n")
+    1
+    """
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    lines = {
+        line
+        for token in tokens
+        if token.type not in NO_CODE
+        for line in range(token.start[0], token.end[0] + 1)
+    }
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            first = node.body[0] if ast.get_docstring(node) is not None else None
+            if first is not None:
+                lines -= set(range(first.lineno, (first.end_lineno or first.lineno) + 1))
+    return len(lines)
+
+
 def main() -> None:
     """Print the table, or with --json also every call from file to file."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -186,6 +217,9 @@ def main() -> None:
     print("| walk | hops | files |\n|---|--:|--:|")
     for name, walk in found.items():
         print(f"| {name} | {walk['hops']} | {walk['files']} |")
+    files = list(Path(PACKAGE).rglob("*.py"))
+    lines = sum(code_lines(file.read_text(encoding="utf-8")) for file in files)
+    print(f"\n{lines} lines of code in {len(files)} files")
 
 
 if __name__ == "__main__":

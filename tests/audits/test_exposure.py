@@ -21,12 +21,14 @@ from splitveil.audits.exposure import (
     intervals,
     leakage_of,
     mutual_bits,
+    probe,
+    probe_answers,
+    server_need,
     unsure_aux,
     weighted_exposure,
     what_is_exposed,
 )
 from splitveil.audits.flags import exit_tells, exit_tells_members, server_not_needed
-from splitveil.audits.probes import probe, probe_answers, server_need
 from splitveil.audits.suite import label_only_mse, run_attacks
 from splitveil.audits.target import Attempt, DeviceAnswers, Target
 from splitveil.io import Json

@@ -28,7 +28,8 @@ from splitveil.audits.beyond_pixels import (
 )
 from splitveil.audits.suite import run_attacks
 from splitveil.audits.target import Attempt, Target, levels
-from splitveil.data.attributes import Attributes, attributes_of
+from splitveil.data.attributes import attributes_of
+from splitveil.data.dataset import Attributes
 from splitveil.errors import AuditError
 from splitveil.io import Json
 from splitveil.rng import stream

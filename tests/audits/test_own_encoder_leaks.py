@@ -13,7 +13,7 @@ from splitveil.attacks.baseline import MeanImage
 from splitveil.attacks.linear import Linear
 from splitveil.attacks.profiles import LEAK_BUDGETS, PROFILES
 from splitveil.audits.own_encoder import UNKNOWN, AuditImages, OwnEncoder, audit_encoder, seeded
-from splitveil.data.attributes import Attributes
+from splitveil.data.dataset import Attributes
 from splitveil.io import Json
 
 STD = 0.2

@@ -8,7 +8,6 @@ import torch
 from data.made import coarse_archive, coarse_blobs, pack_tar
 
 from splitveil.audits.trained_run import check_replayable
-from splitveil.data.attributes import own_attributes
 from splitveil.data.catalogue import DATASETS, load
 from splitveil.data.cifar import CIFAR100, FINE
 from splitveil.errors import AuditError, DataError
@@ -33,11 +32,11 @@ def test_an_audit_gets_the_secret_of_its_own_images(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = load("cifar100-coarse", coarse_archive(tmp_path, monkeypatch))
-    given = own_attributes(data, torch.tensor([3, 0]), torch.tensor([41]))
+    given = data.own_attributes(torch.tensor([3, 0]), torch.tensor([41]))
     assert given is not None
     assert given.aux[FINE].tolist() == data.attributes[FINE][[3, 0]].tolist()
     assert given.scored[FINE].tolist() == data.attributes[FINE][[41]].tolist()
-    assert own_attributes(load("digits"), torch.tensor([0]), torch.tensor([1])) is None
+    assert load("digits").own_attributes(torch.tensor([0]), torch.tensor([1])) is None
 
 
 def test_a_record_about_own_attributes_can_be_replayed_and_one_of_a_table_cannot() -> None:

@@ -18,8 +18,8 @@ def test_digits_are_advised_on_and_the_same_command_continues(tmp_path: Path) ->
     assert first.exit_code == 0, text(first)
     found = json.loads(first.stdout)
     rows = found["rows"]
-    assert {row["kind"] for row in rows} == {"alone", "split", "early exit"}
-    assert found["case"] in {"alone", "split", "early exit"}
+    assert {row["kind"] for row in rows} == {"alone", "split", "exit"}
+    assert found["case"] in {"alone", "split", "exit"}
     (chosen,) = [row for row in rows if row["chosen"]]
     assert chosen["name"] == found["chosen"]
     assert f"{100 * chosen['accuracy']:.1f} %" in found["sentence"]
@@ -31,7 +31,7 @@ def test_digits_are_advised_on_and_the_same_command_continues(tmp_path: Path) ->
         bits = row["wire_floats"] * (row["sent"] if row["sent"] else 0)
         assert row["wire_bits"] in (pytest.approx(16 * bits), pytest.approx(32 * bits))
         assert math.isfinite(row["exposure_high"])
-    exits = [row for row in rows if row["kind"] == "early exit"]
+    exits = [row for row in rows if row["kind"] == "exit"]
     assert len({round(row["sent"], 2) for row in exits}) >= 4  # shares of one training
     assert len({row["run"] for row in exits}) == 2
     assert load_run(exits[0]["run"]).model.exit is not None

@@ -13,13 +13,13 @@ from splitveil.experiments.choice import (
     ADVICE,
     Advice,
     DeviceLimits,
-    Kind,
     Tried,
     advice,
     advice_rows,
     draw_advice,
     gain_over,
 )
+from splitveil.report.gains import Kind
 
 LIMITS = DeviceLimits(macs=5e6, wire_floats=512, exposure=0.25, stored=64_000)
 IMAGES = 1000
@@ -30,7 +30,7 @@ def row(kind: Kind, name: str, accuracy: float, **more: Any) -> Tried:  # noqa: 
     exposure = more.pop("exposure", 0.0)
     facts: dict[str, Any] = {
         "exposure": exposure, "exposure_high": exposure and exposure + 0.02, "identified": 0.0,
-        "sent": {"alone": 0.0, "split": 1.0, "early exit": 0.2}[kind], "macs": 4_000_000,
+        "sent": {"alone": 0.0, "split": 1.0, "exit": 0.2}[kind], "macs": 4_000_000,
         "stored": 50_000, "wire_floats": 0 if kind == "alone" else 512, "wire_bits": 0.0,
         "right": np.arange(IMAGES) < round(accuracy * IMAGES), "config": {"defence": kind},
     }  # fmt: skip
@@ -40,8 +40,8 @@ def row(kind: Kind, name: str, accuracy: float, **more: Any) -> Tried:  # noqa: 
 ALONE = row("alone", "alone, small", 0.85)
 SPLIT = row("split", "split, noise", 0.9, exposure=0.8)
 QUIET = row("split", "split, veil", 0.845, exposure=0.1)
-EXIT = row("early exit", "early exit, 20 % sent", 0.88, exposure=0.18)
-MORE = row("early exit", "early exit, 30 % sent", 0.89, exposure=0.27)
+EXIT = row("exit", "early exit, 20 % sent", 0.88, exposure=0.18)
+MORE = row("exit", "early exit, 30 % sent", 0.89, exposure=0.27)
 
 
 def agrees(rows: list[Tried], limits: DeviceLimits, made: Advice) -> None:
@@ -99,8 +99,8 @@ def agrees(rows: list[Tried], limits: DeviceLimits, made: Advice) -> None:
             ALONE,
             "does not surely answer better (-0.5 points",
         ),
-        ([ALONE, SPLIT, QUIET, EXIT], LIMITS, "early exit", EXIT, "20.0 % of the images leave"),
-        ([ALONE, EXIT, MORE], LIMITS, "early exit", EXIT, "(+3.0 points"),
+        ([ALONE, SPLIT, QUIET, EXIT], LIMITS, "exit", EXIT, "20.0 % of the images leave"),
+        ([ALONE, EXIT, MORE], LIMITS, "exit", EXIT, "(+3.0 points"),
         (
             [ALONE, SPLIT, EXIT],
             DeviceLimits(macs=5e6, wire_floats=512, exposure=1.0),
@@ -108,11 +108,11 @@ def agrees(rows: list[Tried], limits: DeviceLimits, made: Advice) -> None:
             SPLIT,
             "(+5.0 points",
         ),
-        ([SPLIT, EXIT], LIMITS, "early exit", EXIT, "no client alone fits the device."),
+        ([SPLIT, EXIT], LIMITS, "exit", EXIT, "no client alone fits the device."),
         (
             [row("alone", "alone, large", 0.95, macs=6_000_000), EXIT],
             LIMITS,
-            "early exit",
+            "exit",
             EXIT,
             "no client alone fits the device.",
         ),
@@ -148,16 +148,16 @@ def test_a_gain_that_may_be_luck_does_not_buy_a_server() -> None:
     rng = np.random.default_rng(0)
     mixed = ALONE.right ^ (rng.random(IMAGES) < 0.1)  # many differences, little gain
     mixed[ALONE.right.argmin() : ALONE.right.argmin() + 80] = True
-    lucky = row("early exit", "lucky", float(mixed.mean()), exposure=0.1, right=mixed)
+    lucky = row("exit", "lucky", float(mixed.mean()), exposure=0.1, right=mixed)
     gain = gain_over(lucky, ALONE)
     assert gain.low <= 0 < gain.high
     assert advice([ALONE, lucky], LIMITS).case == "alone"
 
 
 def test_the_limit_of_the_exposure_counts_not_its_middle() -> None:
-    near = row("early exit", "near", 0.95, exposure=0.24)  # at most .26
+    near = row("exit", "near", 0.95, exposure=0.24)  # at most .26
     assert advice([ALONE, near], LIMITS).case == "alone"
-    sure = row("early exit", "sure", 0.95, exposure=0.24, exposure_high=0.25)
+    sure = row("exit", "sure", 0.95, exposure=0.24, exposure_high=0.25)
     assert advice([ALONE, sure], LIMITS).chosen is sure
 
 
@@ -173,7 +173,7 @@ def test_the_gain_is_paired_and_its_interval_is_that_of_the_mean_difference() ->
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(["alone", "split", "early exit"]),
+            st.sampled_from(["alone", "split", "exit"]),
             st.floats(0.5, 0.99),
             st.floats(0, 1),
             st.floats(0, 0.2),

@@ -17,8 +17,8 @@ from splitveil.experiments.advise import effort, taps_of
 from splitveil.experiments.client_search import flattened, rungs
 from splitveil.nets.budget import answering_clients, weigh_alone
 from splitveil.nets.clients import FAMILIES, build_client, parse_client
-from splitveil.nets.cost import TRACKS, count_network
 from splitveil.nets.exit import body_and_projection, own_head
+from splitveil.nets.split import TRACKS, count_network
 
 SEARCH = ("clients", "--alone", "--track", "B1", "--dataset", "digits", "--epochs", "8")
 

@@ -20,9 +20,17 @@ from splitveil.nets.budget import weigh
 from splitveil.nets.catalogue import NETS, find_client, paired
 from splitveil.nets.channel import Channel, GaussianNoise, SparseCoding, wire_bits
 from splitveil.nets.clients import build_client, parse_client
-from splitveil.nets.cost import TRACKS, count_network, deployed_cost, find_track, track_of
 from splitveil.nets.servers import find_server
-from splitveil.nets.split import SplitModel, cut, with_channel
+from splitveil.nets.split import (
+    TRACKS,
+    SplitModel,
+    count_network,
+    cut,
+    deployed_cost,
+    find_track,
+    track_of,
+    with_channel,
+)
 
 IMAGE = (3, 32, 32)
 EXIT, ALONE = find_defence("early-exit"), find_defence("alone")

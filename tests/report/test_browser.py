@@ -13,49 +13,9 @@ from PIL import Image
 from splitveil.record.files import RunFiles
 from splitveil.report.page import ReportContent, write_report
 
-from .devtools import Tab, chromium
+from .devtools import CONTRAST, WIDER, Tab, chromium
 
 pytestmark = pytest.mark.browser
-
-CONTRAST = """(() => {
-  const rgba = (text) => {
-    const v = text.match(/[\\d.]+/g).map(Number);
-    return v.length > 3 ? v : [...v, 1];
-  };
-  const over = (a, b) => a.slice(0, 3).map((v, i) => v * a[3] + b[i] * (1 - a[3]));
-  const linear = (v) => v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4;
-  const light = (c) => {
-    const [r, g, b] = c.map((v) => linear(v / 255));
-    return .2126 * r + .7152 * g + .0722 * b;
-  };
-  const paper = (e) => {
-    const found = [];
-    for (; e; e = e.parentElement) {
-      found.push(rgba(getComputedStyle(e).backgroundColor));
-      if (found.at(-1)[3] === 1) break;
-    }
-    return found.reverse().reduce((under, c) => over(c, under), [255, 255, 255]);
-  };
-  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
-  const bad = [];
-  let seen = 0;
-  while (walker.nextNode()) {
-    const node = walker.currentNode, e = node.parentElement, text = node.data.trim();
-    if (!text || ["SCRIPT", "STYLE"].includes(e.tagName) || !e.checkVisibility()) continue;
-    const below = paper(e), ink = over(rgba(getComputedStyle(e).color), below);
-    const [a, b] = [light(ink), light(below)].sort((x, y) => y - x);
-    const ratio = (a + .05) / (b + .05);
-    seen += 1;
-    if (ratio < 4.5) bad.push([text.slice(0, 30), ratio]);
-  }
-  return [seen, bad];
-})()"""
-WIDER = """[...document.querySelectorAll("body *")].filter((e) => {
-  for (let p = e.parentElement; p; p = p.parentElement) {
-    if (["auto", "hidden"].includes(getComputedStyle(p).overflowX)) return false;
-  }
-  return e.getBoundingClientRect().right > innerWidth + 1;
-}).map((e) => e.className || e.tagName)"""
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from PIL import Image
 from splitveil.record.groups import Group
 from splitveil.report import canvas
 from splitveil.report.figures import draw_frontier
-from splitveil.report.frontier import Frontier, frontier, over_chord
+from splitveil.report.gains import Frontier, frontier, over_chord
 
 Json = dict[str, Any]
 IMAGES = 4000

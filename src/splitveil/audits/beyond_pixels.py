@@ -24,7 +24,7 @@ from splitveil.attacks.reid import ReId, ranks, unit_directions
 from splitveil.audits import metrics
 from splitveil.audits.suite import label_only_mse, strongest_blackbox
 from splitveil.audits.target import Attempt, Target, answer, attacked_rows, send
-from splitveil.data.attributes import Attributes
+from splitveil.data.dataset import Attributes
 from splitveil.errors import AuditError
 from splitveil.io import Json
 from splitveil.nets.channel import before_noise

@@ -31,6 +31,7 @@ Labels = Int64[Tensor, " n"]
 Covariance = Literal["diagonal", "full"]
 NoiseVar = float | Float[Tensor, " d"]
 
+LEVEL = 0.95  # at which a contradiction counts
 PAIRED = 2000  # images, which make two million pairs
 CHUNK = 1000
 _ROUNDING = 1e-12  # relative, so that a rate of exactly twice another counts as twice
@@ -466,7 +467,7 @@ def identification_error(rate_nats: float, n: int) -> float:
     return 1 - (rate_nats + math.log(2)) / math.log(n)
 
 
-def same_class_error(spectrum: Spectrum, repeats: int = 1, beyond: float = 0.0) -> float:
+def same_class_error(spectrum: Spectrum, beyond: float = 0.0) -> float:
     r"""Lower bound on the error of picking the right image among those of its known class.
 
     .. math:: P_{err} \ge \sum_c \frac{N_c}{N} [1 - (I_c + \log 2) / \log N_c]_+
@@ -475,7 +476,7 @@ def same_class_error(spectrum: Spectrum, repeats: int = 1, beyond: float = 0.0) 
     where it excludes nothing (vacuous): every class has a term of 0.
     """
     total = 0.0
-    for rate, count in zip(spectrum.rates(repeats).tolist(), spectrum.count.tolist(), strict=True):
+    for rate, count in zip(spectrum.rates().tolist(), spectrum.count.tolist(), strict=True):
         if count > 1:
             nats = rate + beyond + math.log(2)
             total += count * max(0.0, 1 - nats / math.log(count))
@@ -564,10 +565,10 @@ def matcher_errors(
     return int(wrong)
 
 
-def beaten(errors: int, n: int, at_least: float, level: float = 0.95) -> bool:
+def beaten(errors: int, n: int, at_least: float) -> bool:
     """Whether so few errors in n tries contradict an error probability of `at_least`.
 
-    They do if the chance of so few or fewer is below 1 − level. `at_least` may bound the mean of
+    They do if the chance of so few or fewer is below 1 − `LEVEL`. `at_least` may bound the mean of
     unequal probabilities: few errors are likeliest if all are equal (Hoeffding 1956).
 
     >>> beaten(0, 28, 0.1), beaten(0, 29, 0.1)  # 0.9^28 = 0.052, 0.9^29 = 0.047
@@ -575,7 +576,7 @@ def beaten(errors: int, n: int, at_least: float, level: float = 0.95) -> bool:
     """
     if errors >= at_least * n - 1:  # as many as expected; Hoeffding's theorem ends here
         return False
-    return float(bdtr(errors, n, at_least)) < 1 - level
+    return float(bdtr(errors, n, at_least)) < 1 - LEVEL
 
 
 def repeats_until_double(rate: Callable[[int], float], limit: int = 1024) -> int | None:

@@ -30,15 +30,14 @@ from splitveil.audits.pipeline import Facts, measure
 from splitveil.audits.target import DeviceAnswers, Target, answer, read_attributes
 from splitveil.config.machine import find_precision
 from splitveil.config.resolve import import_user_code, unchanged
-from splitveil.data.attributes import Attributes, own_attributes
 from splitveil.data.catalogue import load
-from splitveil.data.dataset import Dataset, fingerprint
+from splitveil.data.dataset import Attributes, Dataset, fingerprint
 from splitveil.data.folder import file_names
 from splitveil.data.splits import aux_view, hash_all, make_splits
 from splitveil.errors import AuditError, ConfigError, DataError, unknown
 from splitveil.io import Json, Progress, silent
 from splitveil.nets.channel import Channel, GaussianNoise
-from splitveil.nets.cost import count_network
+from splitveil.nets.split import count_network
 from splitveil.record.schema import Record
 from splitveil.rng import derive_seed, seeded_globals, stream
 from splitveil.threat import (
@@ -227,7 +226,7 @@ def _one_set(data: str, aux: str, attributes: Path | None) -> AuditImages:
         name=data, classes=dataset.classes, aux=known, scored=scored, test=test, knowledge=aux,
         hashes=splits.hashes() | view.hashes() | {"data": fingerprint(dataset)},
         attributes=read_attributes(attributes, len(dataset), *rows[:2], lambda: file_names(data))
-        or own_attributes(dataset, *rows[:2]),
+        or dataset.own_attributes(*rows[:2]),
     )  # fmt: skip
 
 

@@ -13,10 +13,11 @@ from splitveil.audits.exposure import (
     exit_leaks,
     packed,
     per_image_of_exit,
+    probe_answers,
+    server_need,
     what_is_exposed,
 )
 from splitveil.audits.flags import raise_flags
-from splitveil.audits.probes import probe_answers, server_need
 from splitveil.audits.suite import (
     Store,
     label_only_mse,

@@ -16,7 +16,8 @@ from safetensors.torch import load, save
 from torch import Generator, Tensor, nn
 
 from splitveil.audits import metrics
-from splitveil.data.attributes import Attributes, attributes_of, read_table
+from splitveil.data.attributes import attributes_of, read_table
+from splitveil.data.dataset import Attributes
 from splitveil.io import Json, parse_json
 from splitveil.record.schema import Scores
 from splitveil.rng import stream

@@ -26,7 +26,6 @@ from splitveil.config.machine import (
 )
 from splitveil.config.resolve import DataFacts, flat_config, planned_steps
 from splitveil.config.run_config import PLACES, RunConfig
-from splitveil.data.attributes import own_attributes
 from splitveil.data.catalogue import DATASETS
 from splitveil.data.dataset import Dataset
 from splitveil.data.folder import file_names
@@ -34,10 +33,8 @@ from splitveil.data.splits import Splits, aux_view
 from splitveil.errors import AuditError, ConfigError, RunError
 from splitveil.grid import STEPS
 from splitveil.io import Json, Progress, check_folder, file_version, folder_lock, silent
-from splitveil.nets.channel import adds_noise
-from splitveil.nets.cost import deployed_cost
 from splitveil.nets.exit import TappedClient, sureness
-from splitveil.nets.split import SplitModel
+from splitveil.nets.split import SplitModel, deployed_cost
 from splitveil.provenance import commit, model_hash, versions
 from splitveil.record.files import write_record
 from splitveil.record.schema import BY_ALONE, Record
@@ -119,7 +116,7 @@ def open_run(
         outsiders=dataset.labelled(splits.held_out) if len(splits.held_out) else test,
         attributes=read_attributes(
             attributes, len(dataset), view.aux, view.scored, lambda: file_names(config.dataset)
-        ) or own_attributes(dataset, view.aux, view.scored),
+        ) or dataset.own_attributes(view.aux, view.scored),
         own_data=":" in config.dataset, certify=certificates,
         unfinished=f"{steps} of {planned} steps were trained" if steps < planned else None,
         answers=model.deployed().eval().answer if model.silent or model.exit is not None else None,
@@ -144,7 +141,7 @@ def open_run(
     audit = {
         "final": config.final,
         "model": own_hash,
-        "grid": STEPS if adds_noise(model.channel) else None,
+        "grid": STEPS if model.noisy else None,
     }
     chosen = find_precision(precision, victim.device.type, shape)
     return target, Facts(
@@ -331,7 +328,7 @@ def replay(run: Audited, record: Record, progress: Progress = silent) -> list[st
             f"the record is of another model: its hash is {made.model}, the run's is {own}; "
             "give the record of this run"
         )
-    if made.grid is None and adds_noise(run.model.channel):
+    if made.grid is None and run.model.noisy:
         raise AuditError(
             "the record was made by an earlier version, which drew the noise in floating point. "
             "Now it is drawn on a grid, so that no number can be repeated to the bit; this is no "

@@ -283,9 +283,9 @@ def show_audit(
     """Write a record, if its pictures are given, and its page; print them, and every flag."""
     from splitveil.attacks.profiles import PROFILES
     from splitveil.record.files import read_run, write_record
-    from splitveil.report.columns import ATTACKS, attack_rows, flags_of, written_flag
+    from splitveil.report.columns import ATTACKS, attack_rows, flags_of, overview, written_flag
     from splitveil.report.page import write_page
-    from splitveil.report.words import sentence
+    from splitveil.report.words import sentence, word
 
     if pictures is not None:
         write_record(folder, record, pictures, list(PROFILES))
@@ -296,7 +296,7 @@ def show_audit(
     run = read_run(folder)
     title = sentence("audit.attacks", folder=str(folder)).plain(lang)
     console.show_table(title, *ATTACKS.brief(attack_rows([run]), lang))
-    console.show_runs([run], lang=lang)
+    console.show_table(word("audit.runs", lang), *overview([run], lang))
     for flag in flags_of(run) or ():
         name, seen, advice = written_flag(flag, lang)
         console.warn(sentence("audit.flag", name=name, seen=seen, advice=advice).plain(lang))

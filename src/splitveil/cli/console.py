@@ -24,7 +24,6 @@ from splitveil.io import Progress, finite, printable
 
 if TYPE_CHECKING:
     from splitveil.record.files import RunFiles
-    from splitveil.report.words import Lang
 
 # What files and strangers are called is printed as it is: "[red]" is no colour, ":-1:" no emoji.
 # Only control characters are left out, here and wherever a text meets these two.
@@ -178,15 +177,9 @@ def show_error(message: str) -> None:
     err.print(printable(message), soft_wrap=True)
 
 
-def show_runs(runs: "Sequence[RunFiles]", *, json_: bool = False, lang: "Lang" = "en") -> None:
-    """Print one row per audited run, or their records."""
-    from splitveil.report.columns import summary_of
-    from splitveil.report.words import word
-
-    if json_:
-        show_json(finite({str(run.path): run.record.to_dict() for run in runs}))
-    else:
-        show_table(word("audit.runs", lang), *summary_of(runs).brief(runs, lang))
+def show_records(runs: "Sequence[RunFiles]") -> None:
+    """Print the records of some runs as JSON."""
+    show_json(finite({str(run.path): run.record.to_dict() for run in runs}))
 
 
 def show_result(data: Any, *lines: str, json_: bool) -> None:  # noqa: ANN401 - any JSON value

@@ -60,7 +60,7 @@ def demo(  # noqa: PLR0917 - every option of the command, as typer wants them
         )  # fmt: skip
     page, runs = write_page(paths, Path(runs_dir)), [read_run(path) for path in paths]
     if json_:
-        console.show_runs(runs, json_=True)
+        console.show_records(runs)
         return
     rows = front_rows(runs)
     console.show_table("what leaves the device, and what it is worth", *FRONT.brief(rows, "en"))
@@ -184,7 +184,7 @@ def _budget(
     macs: float | None, wire: int | None, params: int | None, track: str | None, *, alone: bool
 ) -> Json:
     """What a client may cost, as given or by a track."""
-    from splitveil.nets.cost import find_track
+    from splitveil.nets.split import find_track
 
     if track is not None:
         caps = find_track(track)

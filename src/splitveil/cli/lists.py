@@ -108,9 +108,8 @@ def nets(
 
     from splitveil.nets.catalogue import NETS
     from splitveil.nets.clients import parse_image
-    from splitveil.nets.cost import TRACKS, deployed_cost
     from splitveil.nets.servers import SERVERS
-    from splitveil.nets.split import cut
+    from splitveil.nets.split import TRACKS, cut, deployed_cost
 
     shape, rows = parse_image(image), []
     for name, net in NETS.items():

@@ -108,27 +108,39 @@ def compare(  # noqa: PLR0917 - every option of the command, as typer wants them
 def doctor(
     run: console.RunFolder,
     plain: Annotated[OptPath, Option(help="Undefended run (default: one next to it).")] = None,
+    out_dir: Annotated[OptPath, Option("--out", help="Also write a page into this folder.")] = None,
     lang: console.Language = "en",
     json_: console.JsonFlag = False,
 ) -> None:
     """Find problems in a run's training log, and say which setting to change and how far.
 
+    `--out` also writes `doctor.html`: why the run does or does not protect, with pictures, and what
+    to change.
+
     Example: `splitveil doctor runs/first`
+
+    Example: `splitveil doctor runs/first --out page`
 
     Example: `splitveil doctor runs/first --lang zh`
     """
     from splitveil.insight.diagnosis import RULES, diagnose, read_case
+    from splitveil.insight.run_page import write_doctor
     from splitveil.report.words import language, sentence, word
 
     chosen = language(lang)
-    findings = diagnose(read_case(run, plain), chosen)
+    case = read_case(run, plain)
+    findings = diagnose(case, chosen)
     counted = {0: "doctor.none", 1: "doctor.one"}.get(len(findings), "doctor.many")
     lines = [sentence(counted, run=str(run), count=str(len(findings))).plain(chosen)]
     for at, finding in enumerate(findings, start=1):
         seen = sentence("doctor.seen", what=finding.seen).plain(chosen)
         advice = sentence("doctor.do", what=finding.advice).plain(chosen)
         lines += [f"{at}. {word(f'rule.{finding.name}', chosen)}", f"   {seen}", f"   {advice}"]
-    found = {"run": str(run), "rules": list(RULES), "findings": [asdict(f) for f in findings]}
+    found: Json = {"run": str(run), "rules": list(RULES), "findings": list(map(asdict, findings))}
+    if out_dir is not None:
+        files = write_doctor(out_dir, case, chosen)
+        found["files"] = [str(path) for path in files]
+        lines.append(sentence("audit.page", page=str(files[0])).plain(chosen))
     console.show_result(found, *lines, json_=json_)
 
 
@@ -142,7 +154,7 @@ def explain(
     lang: console.Language = "en",
     json_: console.JsonFlag = False,
 ) -> None:
-    """Show in pictures what the defence of a run looks at, or how a method works.
+    """Say why a run does or does not protect, with pictures; or show how a method works.
 
     With a run, the page `explain.html` and its pictures go to the run's folder, or to that of
     `--out`. With `--flow NAME`, the method's flow chart is written as SVG and PDF to this folder,
@@ -170,9 +182,10 @@ def explain(
     paths, numbers = explain_run(run, out_dir, chosen)
     if remark := drawable(chosen)[1]:
         console.warn(remark)
-    found = {"run": str(run), "files": [str(path) for path in paths], "numbers": numbers}
+    why = numbers.pop("why")
+    found = {"run": str(run), "why": why, "files": list(map(str, paths)), "numbers": numbers}
     told = sentence("audit.page", page=str(paths[0])).plain(chosen)
-    console.show_result(found, told, json_=json_)
+    console.show_result(found, why, told, json_=json_)
 
 
 def _flow_chart(name: str, lang: str, folder: Path, run: Path | None, *, json_: bool) -> None:
@@ -219,7 +232,7 @@ def report(  # noqa: PLR0917 - every option of the command, as typer wants them
     """
     from splitveil.report.deck import write_deck
     from splitveil.report.page import read_runs, write_report
-    from splitveil.report.words import sentence
+    from splitveil.report.words import sentence, word
 
     if slides:
         raise ConfigError(
@@ -232,9 +245,10 @@ def report(  # noqa: PLR0917 - every option of the command, as typer wants them
     folder = target.parent if target.suffix == ".html" else target
     decks = [write_deck(content, folder)] if pptx else []  # first: python-pptx may be missing
     pages = write_report(content, target)[:1]
-    console.show_runs(content.runs, json_=json_, lang=content.lang)
     if json_:
+        console.show_records(content.runs)
         return
+    console.show_table(word("audit.runs", content.lang), *content.overview)
     for line in content.reservations:
         console.warn(line)
     told = [("audit.page", pages[0]), *(("audit.deck", deck) for deck in decks)]

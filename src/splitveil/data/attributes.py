@@ -8,14 +8,13 @@ other column is an attribute; its values are categories.
 import csv
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from splitveil.data.dataset import Dataset
+from splitveil.data.dataset import Attributes
 from splitveil.errors import DataError
 from splitveil.io import read_bytes
 
@@ -23,14 +22,6 @@ MAX_VALUES = 256  # of one attribute
 INDEX, FILE = "index", "file"
 SHOWN = 3  # names that a message lists
 Row = Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class Attributes:
-    """Attributes by name, as integer codes: (n,) of the aux images, (m,) of the scored ones."""
-
-    aux: Mapping[str, Tensor]
-    scored: Mapping[str, Tensor]
 
 
 def read_table(path: Path, n: int, files: Sequence[str] | None = None) -> dict[str, Tensor]:
@@ -82,14 +73,6 @@ def attributes_of(
                 "allowed, so divide a measured quantity into classes first"
             )
     return made
-
-
-def own_attributes(dataset: Dataset, aux: Tensor, scored: Tensor) -> Attributes | None:
-    """The attributes that a dataset has itself, of aux and scored images; None if it has none."""
-    if not dataset.attributes:
-        return None
-    both = ({k: v[rows.cpu()] for k, v in dataset.attributes.items()} for rows in (aux, scored))
-    return Attributes(*both)
 
 
 def codes(values: Sequence[str]) -> Tensor:

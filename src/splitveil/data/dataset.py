@@ -32,6 +32,14 @@ Indices = Int64[Tensor, " m"]
 Arrays = tuple[np.ndarray, np.ndarray]  # images (n, c, h, w) uint8 and labels (n,)
 
 
+@dataclass(frozen=True)
+class Attributes:
+    """Attributes by name, as integer codes: (n,) of the aux images, (m,) of the scored ones."""
+
+    aux: Mapping[str, Tensor]
+    scored: Mapping[str, Tensor]
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Dataset:
     """Images (n, c, h, w) uint8 and labels (n,) int64, checked when built.
@@ -98,6 +106,15 @@ class Dataset:
         """The images at `indices` as floats in [0, 1] (m, c, h, w), with their labels (m,)."""
         where = indices.to(self.images.device)
         return Labelled(unit_floats(self.images[where]), self.labels[where])
+
+    def own_attributes(
+        self, aux: Int64[Tensor, " a"], scored: Int64[Tensor, " s"]
+    ) -> Attributes | None:
+        """The dataset's own attributes of aux and scored images; None if it has none."""
+        if not self.attributes:
+            return None
+        both = ({k: v[rows.cpu()] for k, v in self.attributes.items()} for rows in (aux, scored))
+        return Attributes(*both)
 
 
 def unit_floats(images: UInt8[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:

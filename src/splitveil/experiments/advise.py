@@ -26,7 +26,6 @@ from splitveil.errors import ConfigError, Range, RunError
 from splitveil.experiments.choice import (
     Advice,
     DeviceLimits,
-    Kind,
     Tried,
     advice,
     advice_rows,
@@ -43,9 +42,10 @@ from splitveil.experiments.runner import (
 from splitveil.io import Json, Progress, put_all, silent
 from splitveil.nets.budget import Answering, answering_clients, candidates, nothing_fits
 from splitveil.nets.clients import ClientSpec, parse_client
-from splitveil.nets.cost import deployed_cost
 from splitveil.nets.exit import threshold_for
+from splitveil.nets.split import deployed_cost
 from splitveil.record.schema import unpack
+from splitveil.report.gains import Kind
 from splitveil.runs import Run, load_run
 from splitveil.threat import CHUNK, Attack
 
@@ -148,12 +148,12 @@ def tried_rows(kind: Kind, name: str, config: RunConfig, found: Json) -> list[Tr
     rows = []
     for row in found["rows"]:
         bits = np.unpackbits(unpack(row["right"], "u1", "right"))[: row["images"]].astype(bool)
-        called = f"{name}, {100 * row['sent']:.0f} % sent" if kind == "early exit" else name
+        called = f"{name}, {100 * row['sent']:.0f} % sent" if kind == "exit" else name
         settings: Json = {
             "defence": config.defence, "client": config.client, "server": config.server,
             "noise_std": config.noise_std,
         } | dict(config.settings)  # fmt: skip
-        if kind == "early exit":
+        if kind == "exit":
             settings["send"] = round(row["sent"], 4)
         rows.append(
             Tried(
@@ -421,7 +421,7 @@ def _with_server(  # noqa: PLR0917 - what `run_advise` knows
         ("early exit, veil", "early-exit+veil"),
     ):
         run = replace(below, defence=defence, client=early, server=server, noise_std=usual)
-        trials.append(("early exit", Trial(label=name, config=run)))
+        trials.append(("exit", Trial(label=name, config=run)))
     return trials
 
 

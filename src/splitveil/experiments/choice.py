@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from splitveil.errors import Range, RunError
 from splitveil.io import Json
 from splitveil.report.canvas import GREY, INK, PALETTE, RULE, Drawing, board
+from splitveil.report.gains import Kind
 from splitveil.table import DIGITS, Table, fixed, plain_column
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Kind = Literal["alone", "split", "early exit"]
 Z95 = 1.959963984540054
 
 
@@ -58,7 +58,7 @@ class Tried:
     """A row: what was trained and what was found on the validation images.
 
     Args:
-        kind: Who answers.
+        kind: Who answers; "exit" is an early exit.
         name: What it is called, unique among the rows.
         accuracy: Of what the device reports, in [0, 1].
         exposure: Its exposure; 0 alone.
@@ -114,7 +114,7 @@ class Advice:
         gains: Of each row over `alone`, by name; empty without one.
     """
 
-    case: Literal["alone", "split", "early exit", "exposed", "too large"]
+    case: Literal[Kind, "exposed", "too large"]
     chosen: Tried | None
     alone: Tried | None
     sentence: str
@@ -184,7 +184,7 @@ def advice(rows: Sequence[Tried], limits: DeviceLimits) -> Advice:
     if chosen is None:
         raise RunError("a row was allowed and none was chosen")  # cannot be
     sentence = f"Ship {chosen.name}: {_answers(chosen)} at {_exposed(chosen)}"
-    if chosen.kind == "early exit":
+    if chosen.kind == "exit":
         sentence += f", and {_points(chosen.sent)} of the images leave the device"
     if alone is None:
         sentence += "; no client alone fits the device."
@@ -297,7 +297,7 @@ def _drawn(row: Tried) -> tuple[float, float]:
 
 def _draw_row(axes: "Axes", row: Tried, limits: DeviceLimits, *, star: bool) -> None:
     """A point with the upper limit of its exposure."""
-    inks = {"alone": PALETTE[2], "split": PALETTE[0], "early exit": PALETTE[1]}
+    inks = {"alone": PALETTE[2], "split": PALETTE[0], "exit": PALETTE[1]}
     x, y = _drawn(row)
     high = max(0.0, 100 * row.exposure_high - x)
     good = _is_allowed(row, limits)

@@ -35,8 +35,7 @@ from splitveil.nets.budget import (
 )
 from splitveil.nets.catalogue import NETS
 from splitveil.nets.clients import THIN_CLIENTS
-from splitveil.nets.cost import count_network
-from splitveil.nets.split import cut
+from splitveil.nets.split import count_network, cut
 from splitveil.record.statistics import undominated
 from splitveil.runs import load_checked_teacher
 

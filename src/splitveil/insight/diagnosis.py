@@ -12,7 +12,7 @@ from splitveil.audits.flags import fall_per_epoch
 from splitveil.config.run_config import read_toml
 from splitveil.errors import RunError, SplitVeilError
 from splitveil.io import Json
-from splitveil.record.files import read_run
+from splitveil.record.files import RunFiles, read_run
 from splitveil.record.groups import Group, kinds
 from splitveil.record.schema import NOT_NEEDED, Record, number, sends_part
 from splitveil.report.flow_chart import first_epoch
@@ -42,11 +42,12 @@ class RunHistory:
     Args:
         name: Its name.
         config: Settings of run and defence in one flat mapping.
-        epochs: The epoch lines of its log, at least one.
+        epochs: The epoch lines of its log; the rules need at least one.
         num_classes: Classes of its dataset.
         record: Its audit's record; empty without one.
         plain: A run on the same data without a penalty, which shows the accuracy to expect.
         rows: The audited runs beside it, which show whether its server is worth it.
+        files: What was read from its folder.
     """
 
     name: str
@@ -56,6 +57,7 @@ class RunHistory:
     record: Record = field(default_factory=lambda: Record.from_dict({}))
     plain: "RunHistory | None" = None
     rows: tuple[Group, ...] = ()
+    files: RunFiles | None = None
 
     def setting(self, key: str, default: float | int = 0) -> float:
         """A numeric setting; the default where the defence has no such setting."""
@@ -516,7 +518,7 @@ RULES: Mapping[str, Callable[[RunHistory], Seen | None]] = {
 
 def diagnose(case: RunHistory, lang: Lang = "en") -> list[Diagnosis]:
     """What is wrong with a run, in the order in which to change it; empty for a healthy run."""
-    looked = ((name, rule(case)) for name, rule in RULES.items())
+    looked = ((name, rule(case)) for name, rule in RULES.items() if case.epochs)
     return [
         Diagnosis(
             name=name,
@@ -532,18 +534,19 @@ SAME = ("dataset", "net", "split_seed")
 PLAIN = ("none", "noise")  # defences without a penalty, the plainest first
 
 
-def read_case(folder: Path, plain: Path | None = None) -> RunHistory:
+def read_case(folder: Path, plain: Path | None = None, *, begun: bool = False) -> RunHistory:
     """Read a run for the doctor.
 
     Args:
         folder: The run.
         plain: A run without a penalty to compare its accuracy with. None takes one from the folder
             above that has the same data and net, and no defence or only noise.
+        begun: Whether a run without a finished epoch will do.
 
     Raises:
         RunError: The run has no finished epoch, or `plain` no accuracy.
     """
-    case = replace(_read(folder), rows=_rows_beside(folder))
+    case = replace(_read(folder, begun=begun), rows=_rows_beside(folder))
     if plain is None:
         return replace(case, plain=_neighbour(folder, case.config))
     other = _read(plain)
@@ -552,18 +555,18 @@ def read_case(folder: Path, plain: Path | None = None) -> RunHistory:
     return replace(case, plain=other)
 
 
-def _read(folder: Path) -> RunHistory:
+def _read(folder: Path, *, begun: bool = False) -> RunHistory:
     from splitveil.config.resolve import flat_config, read_folder
 
     files = read_run(folder, audited=False)
     config, built = read_folder(folder)
-    if not files.metrics:
+    if not (files.metrics or begun):
         raise RunError(
             f"run '{files.name}' has no finished epoch in metrics.jsonl; train it, or continue it "
             "with --resume"
         )
     return RunHistory(name=files.name, config=flat_config(config), epochs=files.metrics,
-                      num_classes=built.num_classes, record=files.record)  # fmt: skip
+                      num_classes=built.num_classes, record=files.record, files=files)  # fmt: skip
 
 
 def _rows_beside(folder: Path) -> tuple[Group, ...]:

@@ -1,7 +1,6 @@
 """`explain`: the arrays behind a run's pictures, the panels that show them, and the page."""
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -15,13 +14,16 @@ from splitveil.config.resolve import plan_of
 from splitveil.data.dataset import Dataset
 from splitveil.data.splits import Splits
 from splitveil.insight import pictures
-from splitveil.io import Json, put_all
+from splitveil.insight.diagnosis import diagnose, read_case
+from splitveil.insight.run_page import curves_panel, findings_panel, run_page
+from splitveil.insight.verdict import judge
+from splitveil.io import Json
 from splitveil.record.files import RunFiles, read_run
 from splitveil.record.schema import number
-from splitveil.report.canvas import drawable, png_uri
-from splitveil.report.curves import training_curves
+from splitveil.report.answer_page import Panel, write_answer
+from splitveil.report.canvas import drawable
 from splitveil.report.flow_chart import Flow, FlowStep, draw_flow_chart, run_flow
-from splitveil.report.words import LANGS, Lang, Sentence, Value, sentence, word
+from splitveil.report.words import Lang, Sentence, Value, sentence
 from splitveil.rng import stream
 from splitveil.runs import Run, load_run
 from splitveil.surrogates.base import (
@@ -41,42 +43,6 @@ from splitveil.surrogates.slots import slot_moments
 from splitveil.train.state import load_module, read_checkpoint
 
 PAGE = "explain.html"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Panel:
-    """A picture with its words; without a picture, `text` says why there is none."""
-
-    title: str
-    text: str
-    file: str = ""
-    png: bytes | None = None
-
-    @property
-    def uri(self) -> str:
-        """The picture as a data: address."""
-        return png_uri(self.png or b"")
-
-
-def write_explanation(
-    folder: Path, title: str, lead: str, panels: Sequence[Panel], lang: Lang = "en"
-) -> list[Path]:
-    """Write the page and its pictures into a folder; every string is escaped.
-
-    Returns:
-        The paths, the page first. Every file is complete or not there.
-    """
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    environment = Environment(loader=PackageLoader("splitveil.insight"), autoescape=True,
-                              undefined=StrictUndefined, trim_blocks=True)  # fmt: skip
-    page = environment.get_template("explain.html.j2").render(
-        title=title, lead=lead, panels=panels, html_lang=LANGS[lang],
-        footer=word("explain.footer", lang),
-    )  # fmt: skip
-    contents = {folder / PAGE: page.encode("utf-8")}
-    contents |= {folder / panel.file: panel.png for panel in panels if panel.png}
-    return put_all(folder, contents)
 
 
 Floats = NDArray[np.floating]
@@ -148,12 +114,9 @@ def panels(story: Story, lang: Lang = "en") -> list[Panel]:
     """The page's panels, in order."""
     teller = Teller(lang, drawable(lang)[0])
     flow = teller.panel("flow", "flow.png", draw_flow_chart(story.flow, teller.drawn))
-    curves = teller.panel(
-        "curves", "curves.png", training_curves([story.files], lang=teller.drawn).png
-    )
     return [
         flow,
-        *([curves] if story.files.metrics else []),
+        *([curves_panel(story.files, lang)] if story.files.metrics else []),
         *_attention(story, teller),
         _sizes(story, teller),
         _gates(story, teller),
@@ -275,17 +238,23 @@ def explain_run(
         lang: Language of the page, and of its pictures where a font has its signs.
 
     Returns:
-        The paths, the page first, and the numbers behind the pictures.
+        The paths, the page first, and the numbers behind the pictures, with `why` in words.
     """
     run = load_run(folder)
     dataset, splits = run.data()
     story = tell(run, dataset, splits)
-    config = run.config
-    title = sentence("explain.title", name=folder.resolve().name).plain(lang)
-    lead = sentence("explain.lead", defence=config.defence, dataset=config.dataset,
-                    seed=str(config.seed)).plain(lang)  # fmt: skip
-    paths = write_explanation(target or folder, title, lead, panels(story, lang), lang)
-    return paths, summary(story, lang)
+    case, numbers = read_case(folder, begun=True), summary(story, lang)
+    verdict = judge(case, numbers.get("share_above_noise"))
+    drawn = panels(story, lang)
+    shown = {"noise": "variance.png", "training": "curves.png", None: None}[verdict.shows]
+    page = run_page(
+        case, verdict, "explain.title", lang,
+        panels=[findings_panel(diagnose(case, lang), lang), *(p for p in drawn if p.file != shown)],
+        chart=next((panel for panel in drawn if panel.file == shown), None),
+    )  # fmt: skip
+    paths = write_answer((target or folder) / PAGE, page, lang)
+    said = " ".join(told.plain(lang) for told in verdict.said)
+    return paths, {"why": said} | numbers
 
 
 @torch.no_grad()

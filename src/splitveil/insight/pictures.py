@@ -132,7 +132,8 @@ def weighted_samples(
         half = min(PICKED, max(1, len(own) // 2))
         ends = [[tile(i) for i in end[:half].tolist()] for end in (own, own[::-1])]
         rows.append(_row(classes[label], ends, PICKED))
-    return canvas.tile_sheet(rows, size=0.62, labels=LABELS, per_group=PICKED).png
+    sheet = canvas.tile_sheet(rows, size=0.62, labels=LABELS, per_group=PICKED)
+    return canvas.few_colours(sheet.png)
 
 
 def _heads(words: Sequence[str], per_group: int) -> TileRow:
@@ -241,7 +242,8 @@ def group_images(
     heads = [label(kind, lang, number=str(slot + 1)) for slot in range(count)]
     rows = [_heads(heads, KEPT)]
     rows += [_row(classes[c], [surest(c, slot) for slot in range(count)], KEPT) for c in present]
-    return canvas.tile_sheet(rows, size=0.34, labels=LABELS, per_group=KEPT).png
+    sheet = canvas.tile_sheet(rows, size=0.34, labels=LABELS, per_group=KEPT)
+    return canvas.few_colours(sheet.png)
 
 
 NAMED = 20  # classes that are written into a map

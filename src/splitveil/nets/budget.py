@@ -1,6 +1,6 @@
 """Which clients and cuts fit a budget.
 
-`cost.count` counts a built client. The costs of a `ClientSpec` come from a list of its
+`split.count_network` counts a built client. The costs of a `ClientSpec` come from a list of its
 convolutions, so that thousands of specs can be compared without building one; tests check both
 against each other.
 """
@@ -26,8 +26,7 @@ from splitveil.nets.clients import (
     ClientSpec,
     require,
 )
-from splitveil.nets.cost import track_of
-from splitveil.nets.split import Cost, Shape, stages_of
+from splitveil.nets.split import Cost, Shape, stages_of, track_of
 
 ImageShape = tuple[int, int, int]
 

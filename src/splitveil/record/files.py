@@ -34,21 +34,18 @@ Pixels = NDArray[np.uint8]  # (n, c, h, w)
 class Gallery:
     """Scored images and their reconstructions, uint8 (n, c, h, w), the same images in each.
 
-    `labels` and the server's `answers` index `classes`; `mse` holds the error of each image (n,),
-    by attack.
+    `label_names` and `answer_names` are the classes of `labels` and of the server's `answers`;
+    `mse` holds the error of each image (n,), by attack.
     """
 
     indices: tuple[int, ...]
     labels: tuple[int, ...]
+    label_names: tuple[str, ...]
     answers: tuple[int, ...]
-    classes: tuple[str, ...]
+    answer_names: tuple[str, ...]
     original: Pixels
     reconstructions: dict[str, Pixels]
     mse: dict[str, tuple[float, ...]]
-
-    def class_name(self, label: int) -> str:
-        """The name of a class, or its number if the list of names is too short."""
-        return self.classes[label] if 0 <= label < len(self.classes) else str(label)
 
 
 def parse_gallery(data: Json, where: str) -> Gallery:
@@ -66,6 +63,9 @@ def parse_gallery(data: Json, where: str) -> Gallery:
             raise wrong(key, f"{math.prod(size)} bytes for {size}", packed)
         return raw.reshape(size)
 
+    def named(places: tuple[int, ...]) -> tuple[str, ...]:  # a number if the list is too short
+        return tuple(classes[at] if 0 <= at < len(classes) else str(at) for at in places)
+
     whole, real = tuple[int, ...], tuple[float, ...]
     try:
         shape = entries(whole, data.get("image_shape"), "image_shape", 3)
@@ -73,13 +73,17 @@ def parse_gallery(data: Json, where: str) -> Gallery:
             raise wrong("image_shape", "[1 or 3, height, width]", shape)
         indices = entries(whole, data.get("indices"), "indices")
         size = (len(indices), *shape)
+        labels = entries(whole, data.get("labels"), "labels", len(indices))
+        answers = entries(whole, data.get("answers"), "answers", len(indices))
+        classes = read_value(tuple[str, ...], data.get("classes"), "classes")
         guesses = read_value(Mapping[str, Any], data.get("reconstructions"), "reconstructions")
         errors = read_value(Mapping[str, Any], data.get("mse"), "mse")
         return Gallery(
             indices=indices,
-            labels=entries(whole, data.get("labels"), "labels", len(indices)),
-            answers=entries(whole, data.get("answers"), "answers", len(indices)),
-            classes=read_value(tuple[str, ...], data.get("classes"), "classes"),
+            labels=labels,
+            label_names=named(labels),
+            answers=answers,
+            answer_names=named(answers),
             original=pixels(data.get("original"), "original"),
             reconstructions={n: pixels(v, f"reconstructions.{n}") for n, v in guesses.items()},
             mse={n: entries(real, v, f"mse.{n}", len(indices)) for n, v in errors.items()},
@@ -150,6 +154,22 @@ def read_run(path: Path, *, audited: bool = True) -> RunFiles:
     for key in ("epochs", "lambd", "ramp"):  # which curves and charts show
         number(found.settings, key)
     return found
+
+
+def folder_names(folders: Sequence[Path]) -> dict[Path, str]:
+    """A short name for each folder, with as many parent folders as it takes to be unique.
+
+    >>> list(folder_names([Path("/a/x"), Path("/b/y/x"), Path("/c/y/x"), Path("/z")]).values())
+    ['a/x', 'b/y/x', 'c/y/x', 'z']
+    """
+    names = {folder: folder.name for folder in folders}
+    for depth in range(2, 1 + max(len(folder.parts) for folder in folders)):
+        taken = list(names.values())
+        names = {
+            folder: name if taken.count(name) == 1 else "/".join(folder.parts[-depth:]).lstrip("/")
+            for folder, name in names.items()
+        }
+    return names
 
 
 def _read_text(path: Path) -> str | None:

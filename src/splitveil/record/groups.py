@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from splitveil.errors import RunError
 from splitveil.io import read_text
-from splitveil.record.files import RunFiles
+from splitveil.record.files import RunFiles, folder_names
 from splitveil.record.schema import (
     Record,
     leaves,
@@ -158,7 +158,7 @@ def find_records(paths: Sequence[Path]) -> Records:
     if not rows:
         why = "; ".join(f"{name}: {reason}" for name, reason in broken.items())
         raise RunError(f"none of {len(broken)} files is a record; audit the runs again ({why})")
-    names = row_names([row for row, _ in rows])
+    names = folder_names([row for row, _ in rows])
     groups = (
         Group(names[row], tuple(tuple(seed) for seed in seeds.values()))
         for (row, _), seeds in rows.items()
@@ -200,22 +200,6 @@ def _place(file: Path) -> tuple[Path, Path]:
     if ATTACK.fullmatch(folder.name) and SEED.fullmatch(folder.parent.name):
         folder = folder.parent
     return (folder.parent if SEED.fullmatch(folder.name) else folder), folder
-
-
-def row_names(rows: Sequence[Path]) -> dict[Path, str]:
-    """A short name for each folder, with as many parent folders as it takes to be unique.
-
-    >>> list(row_names([Path("/a/x"), Path("/b/y/x"), Path("/c/y/x"), Path("/z")]).values())
-    ['a/x', 'b/y/x', 'c/y/x', 'z']
-    """
-    names = {row: row.name for row in rows}
-    for depth in range(2, 1 + max(len(row.parts) for row in rows)):
-        taken = list(names.values())
-        names = {
-            row: name if taken.count(name) == 1 else "/".join(row.parts[-depth:]).lstrip("/")
-            for row, name in names.items()
-        }
-    return names
 
 
 def dataset_of(group: Group) -> str:

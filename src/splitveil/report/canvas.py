@@ -167,6 +167,17 @@ def png_uri(png: bytes) -> str:
     return "data:image/png;base64," + base64.b64encode(png).decode("ascii")
 
 
+def few_colours(png: bytes) -> bytes:
+    """The same picture in 256 colours, so that a page with a sheet of photographs stays small."""
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    with Image.open(io.BytesIO(png)) as image:
+        few = image.convert("RGB").quantize(256, dither=Image.Dither.NONE)
+    few.save(buffer, "PNG", optimize=True)
+    return buffer.getvalue()
+
+
 @cache
 def chinese_font() -> str | None:
     """The name of an installed font with simplified Chinese characters; None without one."""

@@ -150,6 +150,11 @@ def summary_of(runs: Sequence[RunFiles]) -> Table:
     return telling(whole, runs, [run.record for run in runs])
 
 
+def overview(runs: Sequence[RunFiles], lang: Lang) -> tuple[list[str], list[list[str]]]:
+    """Headings and cells of the summary that fit a terminal."""
+    return summary_of(runs).brief(runs, lang)
+
+
 PARTLY = ("sent", "exposure", "identified", "leakage-sent")  # where not every image is sent
 WHERE_KNOWN = ("gain", "gain-same", "server-gain", "server-macs", "stored", "bits")
 
@@ -445,6 +450,28 @@ LEAKS = Table(
 def leaking(groups: Sequence[Group]) -> list[Group]:
     """The rows whose records have leaks beyond pixels."""
     return [group for group in groups if any(r.leaks for r in group.records)]
+
+
+def check_leaks(run: RunFiles) -> None:
+    """Raise RunError for odd leaks, which are not checked when a record is read."""
+    LEAKS.cells(_with_leaks([run]))
+
+
+def _with_leaks(runs: Sequence[RunFiles]) -> list[Group]:
+    """The runs with leaks beyond pixels, each a row of its own."""
+    return leaking([Group(run.name, ((run.record,),)) for run in runs])
+
+
+def html_tables(runs: Sequence[RunFiles], lang: Lang) -> dict[str, str]:
+    """The tables about some runs as HTML, by name; "" where the runs have nothing for one."""
+    leaks, (repeats, repeated) = _with_leaks(runs), sendings(runs)
+    return {
+        "summary": summary_of(runs).render(runs, "html", lang),
+        "attacks": ATTACKS.render(attack_rows(runs), "html", lang),
+        "audit": CERTIFICATES.render(runs, "html", lang) if audited(runs) else "",
+        "leaks": LEAKS.render(leaks, "html", lang) if leaks else "",
+        "repeats": repeats.render(repeated, "html", lang) if repeated else "",
+    }
 
 
 @dataclass(frozen=True)

@@ -396,8 +396,8 @@ def _album(deck: Deck, slide: "Slide", page: Sequence[tuple[RunFiles, Gallery]])
     lang, first = deck.lang, page[0][1]
     count = min(len(first.indices), TILES)
     left = BODY.left + LABELS
-    for at, label in enumerate(first.labels[:count]):
-        name = [Paragraph(text=first.class_name(label), ink=canvas.GREY)]
+    for at, label in enumerate(first.label_names[:count]):
+        name = [Paragraph(text=label, ink=canvas.GREY)]
         place = Spot(left + at * TILE, BODY.top, TILE - GAP, 0.25)
         deck.text(slide, name, place, (12.0, 11.0, 10.0, 9.0))
     rows = [([Paragraph(text=word("gallery.original", lang), bold=True)], first.original)]

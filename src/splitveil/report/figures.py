@@ -20,7 +20,7 @@ from splitveil.report import canvas
 from splitveil.report.canvas import CEILING, GREY, INK, Drawing, Tile, TileRow, board, colour, shown
 from splitveil.report.columns import Published
 from splitveil.report.curves import training_curves
-from splitveil.report.frontier import Frontier, FrontierPoint, frontier
+from splitveil.report.gains import Frontier, FrontierPoint, frontier
 from splitveil.report.words import Lang, sentence, word
 from splitveil.table import NOTHING, format_mse, percent
 
@@ -393,7 +393,7 @@ def left_out(runs: Sequence[RunFiles]) -> list[str]:
 def _album_rows(album: Album, lang: Lang) -> list[TileRow]:
     """The originals under the names of their classes, then each model with its attacks."""
     first = album[0][1]
-    names = [shown(first.class_name(label), MAX_CLASS_NAME) for label in first.labels]
+    names = [shown(name, MAX_CLASS_NAME) for name in first.label_names]
     tiles = [Tile(image=i, words=n) for i, n in zip(first.original, names, strict=True)]
     rows = [TileRow(label=word("gallery.original", lang), bold=True, tiles=tiles[:MAX_COLUMNS])]
     for run, gallery in album:
@@ -404,9 +404,9 @@ def _album_rows(album: Album, lang: Lang) -> list[TileRow]:
 
 def _head(run: RunFiles, gallery: Gallery, lang: Lang) -> TileRow:
     """Name and accuracy of a model, and the server's answer over each column."""
-    tiles = []
-    for answer, label in zip(gallery.answers, gallery.labels, strict=True):
-        name, right = shown(gallery.class_name(answer), MAX_CLASS_NAME), answer == label
+    tiles, named = [], zip(gallery.answer_names, gallery.answers, gallery.labels, strict=True)
+    for answered, answer, label in named:
+        name, right = shown(answered, MAX_CLASS_NAME), answer == label
         ink = INK if right else canvas.WRONG
         tiles.append(Tile(words=name if right else f"{name} ✗", ink=ink))
     accuracy = percent(run.record.accuracy, 1)
@@ -510,7 +510,7 @@ def _strip(run: RunFiles, gallery: Gallery, attack: str, strongest: bool) -> Str
         Reconstruction(
             rank=rank,
             index=gallery.indices[at],
-            class_name=gallery.class_name(gallery.labels[at]),
+            class_name=gallery.label_names[at],
             mse=format_mse(errors[at]),
             original=image_uri(gallery.original[at]),
             made=image_uri(gallery.reconstructions[attack][at]),

@@ -11,10 +11,18 @@ import numpy as np
 
 from splitveil.record.files import Gallery, RunFiles
 from splitveil.record.groups import Group, kinds
-from splitveil.record.schema import BRIEF, answers_well, get, text, unpack
+from splitveil.record.schema import BRIEF, get, text, unpack
 from splitveil.report.columns import BOUND, WORDS, column
 from splitveil.report.figures import image_uri
-from splitveil.report.gains import Kind, client_of, exposure_over, gains, kind_of
+from splitveil.report.gains import (
+    BARE,
+    Kind,
+    answer_well,
+    client_of,
+    exposure_over,
+    gains,
+    kind_of,
+)
 from splitveil.report.words import Lang, Sentence, sentence, word
 from splitveil.table import NOTHING, Format, Table, spread
 
@@ -66,9 +74,19 @@ class FrontRow:
     @property
     def undefended(self) -> bool:
         """Whether everything is sent with no more than noise."""
-        return self.kind == "split" and set(self.defence.split("+")) <= {
-            "none", "noise", "early-exit",
-        }  # fmt: skip
+        return self.kind == "split" and BARE.issuperset(self.defence.split("+"))
+
+    @property
+    def rebuilt(self) -> Sentence | str | None:
+        """What a stranger rebuilds: the exposure, and for an exit rule of what and of how much."""
+        if self.exposure is None:
+            return None
+        if self.kind != "exit" or self.leakage is None:
+            return f"{_leak(self.exposure)} %"
+        return sentence(
+            "front.rebuilt-exit", rebuilt=_leak(self.leakage), sent=f"{10 * self.sent:.0f}",
+            exposure=_leak(self.exposure),
+        )  # fmt: skip
 
 
 def front_rows(runs: Sequence[RunFiles]) -> list[FrontRow]:
@@ -95,7 +113,7 @@ def _row(group: Group, groups: Sequence[Group]) -> FrontRow:
         leakage=group.mean("leakage_sent") if kind == "exit" else leakage,
         exposure=0.0 if kind == "alone" else None if exposed is None else exposed[0],
         adds=None if kind == "alone" else adds,
-        poor=not all(map(answers_well, group.records)),
+        poor=not answer_well(group),
         runs=group.runs,
     )
 
@@ -311,21 +329,9 @@ def shown_at(gallery: Gallery) -> range:
 
 
 def _original(gallery: Gallery, at: int, lang: Lang) -> Look:
-    name = gallery.class_name(gallery.labels[at])
+    name = gallery.label_names[at]
     alt = sentence("gallery.alt-original", index=str(gallery.indices[at]), name=name).plain(lang)
     return Look(words=name, uri=image_uri(gallery.original[at]), alt=alt)
-
-
-def _rebuilt(row: FrontRow) -> Sentence | str | None:
-    """What a stranger rebuilds: the exposure, and for an exit rule of what and of how much."""
-    if row.exposure is None:
-        return None
-    if row.kind != "exit" or row.leakage is None:
-        return f"{_leak(row.exposure)} %"
-    return sentence(
-        "front.rebuilt-exit", rebuilt=_leak(row.leakage), sent=f"{10 * row.sent:.0f}",
-        exposure=_leak(row.exposure),
-    )  # fmt: skip
 
 
 FRONT = Table(
@@ -333,7 +339,7 @@ FRONT = Table(
     column("front.macs", lambda row: mmacs(row.macs), BOUND, brief="MMAC"),
     column("front.accuracy", lambda row: row.spread, BOUND, "%", brief="acc%"),
     column("front.adds", lambda row: row.adds, SIGNED, brief="server adds"),
-    column("front.rebuilt", _rebuilt, WORDS, brief="a stranger rebuilds"),
+    column("front.rebuilt", lambda row: row.rebuilt, WORDS, brief="a stranger rebuilds"),
 )
 
 
@@ -366,7 +372,7 @@ def _shown(row: FrontRow, album: Gallery | None, lang: Lang) -> ShownRow:
 
 def _look(row: FrontRow, gallery: Gallery, at: int, lang: Lang, *, sent: bool) -> Look:
     """What a row has of an image: the answer, the reconstruction, or that it stays."""
-    answer = gallery.class_name(gallery.answers[at])
+    answer = gallery.answer_names[at]
     wrong = gallery.answers[at] != gallery.labels[at]
     if row.kind == "alone":
         return Look(words=answer, wrong=wrong)

@@ -1,8 +1,12 @@
-"""What a server adds: a row beside the clients that answer alone, from the records at hand.
+"""What a server adds: rows beside the clients that answer alone, and the frontier of all of them.
 
 The best client alone of a track is the most accurate one by its validation images, where every
 record says how accurate it was there; else the most accurate one by its test images, which can only
 make a gain smaller.
+
+The frontier is that of accuracy against exposure. Its chord joins the best client alone, at
+exposure 0, with the best row that sends everything: a device that tosses a coin for every image
+lies on it. An exit rule must lie above it.
 """
 
 from collections.abc import Sequence
@@ -22,6 +26,7 @@ from splitveil.record.schema import (
     NOT_NEEDED,
     Flag,
     Record,
+    answers_well,
     exposure_of,
     right_answers,
     sends_part,
@@ -37,10 +42,11 @@ from splitveil.record.statistics import (
 from splitveil.report.words import word
 
 if TYPE_CHECKING:
-    from splitveil.nets.cost import Caps
+    from splitveil.nets.split import Caps
 
 Kind = Literal["alone", "exit", "split"]
 ALONE = "alone"  # the defence that answers on the device
+BARE = frozenset({"none", "noise", "early-exit"})  # hide no image by more than noise
 FAR = 0.1  # accuracy that a row may lose to the same net without a defence
 
 
@@ -94,6 +100,16 @@ def kind_of(group: Group) -> Kind:
     return "exit" if any(map(sends_part, group.records)) else "split"
 
 
+def undefended(group: Group) -> bool:
+    """Whether a row sends every image with no more than noise."""
+    return kind_of(group) == "split" and BARE.issuperset(defences_of(group))
+
+
+def answer_well(group: Group) -> bool:
+    """Whether a row may be praised: no accuracy is at chance, or far below its net's."""
+    return all(map(answers_well, group.records))
+
+
 def client_of(group: Group) -> str | None:
     """The client of a row by name: without its tap, and of a net the net itself."""
     first = group.records[0]
@@ -110,7 +126,7 @@ def images_of(group: Group) -> tuple[str, str | None]:
 
 def group_track(group: Group) -> str | None:
     """The smallest track that every client of a row keeps to, such as B5; None if there is none."""
-    from splitveil.nets.cost import TRACKS  # imports torch, which most comparisons do not need
+    from splitveil.nets.split import TRACKS  # imports torch, which most comparisons do not need
 
     for name, caps in TRACKS.items():
         if all(_within(record, caps) for record in group.records):
@@ -128,7 +144,7 @@ def _within(record: Record, caps: "Caps") -> bool:
 
 def keeps_to(group: Group, track: str | None) -> bool:
     """Whether a row's clients keep to a track."""
-    from splitveil.nets.cost import TRACKS
+    from splitveil.nets.split import TRACKS
 
     own, order = group_track(group), [*TRACKS]
     return None not in (own, track) and order.index(str(own)) <= order.index(str(track))
@@ -380,3 +396,169 @@ def check_rivals(record: Record, rivals: Sequence[Group]) -> None:
             f"the client of {rival.name} belongs to track {theirs}, this run's to {track or 'none'}"
             "; give a client alone of its track or a smaller one, or the same client"
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrontierPoint:
+    """A row of the frontier.
+
+    Args:
+        group: The row.
+        kind: Whether it answers alone, sends some images, or all of them.
+        accuracy: Its mean accuracy, in [0, 1].
+        exposure: Its mean exposure, at least 0.
+        limits: 95 % limits of the exposure, if they are known.
+        gain: Over the best client alone of its track; None where none is at hand.
+        over_chord: Over the chord at the same exposure, for a row that sends a part.
+        curve: Exposure and accuracy at other shares of the same client, least sent first.
+    """
+
+    group: Group
+    kind: Kind
+    accuracy: float
+    exposure: float
+    limits: tuple[float, float] | None = None
+    gain: Gain | None = None
+    over_chord: Gain | None = None
+    curve: tuple[tuple[float, float], ...] = ()
+
+    @property
+    def sure(self) -> bool:
+        """Whether it stands for a gain: its lower limits lie above 0. A client alone needs none."""
+        if self.kind == "alone":
+            return True
+        gained = self.gain is not None and self.gain.sure
+        above = self.over_chord is not None and self.over_chord.sure
+        return gained and (above or self.kind == "split")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frontier:
+    """Points on one set of images, and the ends (exposure, accuracy) of the chord, if it has any.
+
+    `left_out` names rows whose accuracy is at chance or far below the undefended model.
+    """
+
+    points: tuple[FrontierPoint, ...]
+    chord: tuple[tuple[float, float], tuple[float, float]] | None = None
+    left_out: tuple[str, ...] = ()
+
+
+def frontier(groups: Sequence[Group]) -> Frontier | None:
+    """The frontier of some rows; None where no row answers alone or sends only a part.
+
+    Of rows on several sets of images, those on the images of the first such row are taken.
+    """
+    telling = [g for g in groups if kind_of(g) != "split"]
+    if not telling:
+        return None
+    here = [g for g in groups if images_of(g) == images_of(telling[0])]
+    good = [g for g in here if answer_well(g)]
+    points = [point for g in good if (point := _point(g, good)) is not None]
+    alone = best_alone([g for g in good if answers_alone(g)])
+    ends = None if alone is None else _chord(alone, good)
+    return Frontier(
+        points=tuple(points),
+        chord=ends,
+        left_out=tuple(g.name for g in here if g not in good),
+    )
+
+
+def _point(group: Group, rows: Sequence[Group]) -> FrontierPoint | None:
+    accuracy, exposed = group.mean("accuracy"), exposure_over(group)
+    if accuracy is None or exposed is None:
+        return None
+    kind, found = kind_of(group), gains(group, rows)
+    above = None
+    if kind == "exit" and found.best is not None:
+        above = over_chord(group, found.best, rows)
+    return FrontierPoint(
+        group=group,
+        kind=kind,
+        accuracy=accuracy,
+        exposure=max(0.0, exposed[0]),
+        limits=exposed[1],
+        gain=found.over_best,
+        over_chord=above,
+        curve=_curve(group) if kind == "exit" else (),
+    )
+
+
+def _curve(group: Group) -> tuple[tuple[float, float], ...]:
+    """Exposure and accuracy at other shares, of the first record that measured them."""
+    for record in group.records:
+        pairs = [(share.exposure, share.accuracy) for share in record.shares]
+        known = [(max(0.0, e), a) for e, a in pairs if e is not None and a is not None]
+        if known:
+            return tuple(sorted(known))
+    return ()
+
+
+def senders(rows: Sequence[Group], like: Group) -> list[Group]:
+    """The rows that send every image, on the images of another row."""
+    return [
+        row
+        for row in rows
+        if kind_of(row) == "split" and images_of(row) == images_of(like)
+        and row.mean("accuracy") is not None and exposure_over(row) is not None
+    ]  # fmt: skip
+
+
+def _leaks(row: Group) -> float:
+    exposed = exposure_over(row)
+    return 0.0 if exposed is None else max(0.0, exposed[0])
+
+
+def _share(row: Group, exposure: float) -> float:
+    """The share of images that a device may send at random as this row does, at an exposure."""
+    leaks = _leaks(row)
+    return 1.0 if leaks <= exposure else exposure / leaks
+
+
+def _height(row: Group, alone: Group, exposure: float) -> float:
+    """Accuracy of a device that sends that share at random, and answers alone otherwise."""
+    low, high, share = alone.mean("accuracy"), row.mean("accuracy"), _share(row, exposure)
+    return (1 - share) * (low or 0.0) + share * (high or 0.0)
+
+
+def over_chord(ours: Group, alone: Group, rows: Sequence[Group]) -> Gain | None:
+    """What a row that sends a part gains over sending at random, at the same exposure.
+
+    Args:
+        ours: The row.
+        alone: The client alone that the random device has.
+        rows: All rows at hand; of those that send everything, the best at this exposure counts.
+
+    Returns:
+        The gain in points, images paired where all three hold their answers; None without a row
+        that sends everything.
+    """
+    exposed, accuracy = exposure_over(ours), ours.mean("accuracy")
+    rivals = senders(rows, ours)
+    if exposed is None or accuracy is None or not rivals:
+        return None
+    at = max(0.0, exposed[0])
+    rival = max(rivals, key=lambda row: _height(row, alone, at))
+    share, limits, over = _share(rival, at), None, ""
+    mine, low, high = (right_table(group) for group in (ours, alone, rival))
+    if mine is None or low is None or high is None:
+        pass
+    elif mine.shape[1] == low.shape[1] == high.shape[1]:
+        seeds = min(len(low), len(high))  # both arms are independent, so any pairing will do
+        mixed = (1 - share) * low[:seeds] + share * high[:seeds]
+        made = difference(Sample.of(mine), Sample.of(mixed), paired=False).interval
+        limits, over = (100 * made.low, 100 * made.high), made.scope
+    points = 100 * (accuracy - _height(rival, alone, at))
+    return Gain(against=rival.name, points=points, limits=limits, over=over)
+
+
+def _chord(
+    alone: Group, rows: Sequence[Group]
+) -> tuple[tuple[float, float], tuple[float, float]] | None:
+    """The ends of the steepest chord from a client alone to a row that sends everything."""
+    low = alone.mean("accuracy") or 0.0
+    rivals = [row for row in senders(rows, alone) if _leaks(row) > 0]
+    if not rivals:
+        return None
+    best = max(rivals, key=lambda row: ((row.mean("accuracy") or 0.0) - low) / _leaks(row))
+    return (0.0, low), (_leaks(best), best.mean("accuracy") or 0.0)

@@ -10,13 +10,12 @@ from pathlib import Path
 
 from splitveil.errors import RunError
 from splitveil.io import put_all
-from splitveil.record.files import RunFiles, read_run
-from splitveil.record.groups import Group, row_names
+from splitveil.record.files import RunFiles, folder_names, read_run
 from splitveil.record.schema import answers_well, exposure_of, text
 from splitveil.record.statistics import undominated
 from splitveil.report import columns, figures, first_screen, gains, sentences, words
 from splitveil.report.canvas import drawable
-from splitveil.report.columns import CERTIFICATES, LEAKS, Published
+from splitveil.report.columns import Published
 from splitveil.report.first_screen import FrontRow
 from splitveil.report.words import Lang, Sentence, sentence, word
 
@@ -78,6 +77,11 @@ class ReportContent:
     def reservations(self) -> list[str]:
         """Which runs had less than a standard audit, and in what."""
         return sentences.reservations(self.runs, self.lang)
+
+    @property
+    def overview(self) -> tuple[list[str], list[list[str]]]:
+        """Headings and cells of the runs' table that fit a terminal."""
+        return columns.overview(self.runs, self.lang)
 
     @property
     def key_runs(self) -> Sequence[RunFiles]:
@@ -154,10 +158,9 @@ def read_runs(
     for path in folders.values():
         try:
             run = read_run(path, audited=False)
-            if not run.metrics:  # a log alone gives curves; without one there must be a record
-                run = read_run(path)
-            # The leaks are not checked with the record: odd ones fail here.
-            LEAKS.cells(runs_with_leaks([run]))
+            if not (run.audited or run.metrics):  # a log alone gives curves
+                read_run(path)  # says what is missing
+            columns.check_leaks(run)
         except RunError as err:
             skipped.append((str(path), str(err)))
         else:
@@ -165,16 +168,11 @@ def read_runs(
     if not runs:
         why = "; ".join(f"{path}: {reason}" for path, reason in skipped)
         raise RunError(why or "no runs to report; name at least one run folder")
-    names = row_names([run.path.resolve() for run in runs])
+    names = folder_names([run.path.resolve() for run in runs])
     named = gains.runs_beside([replace(run, name=names[run.path.resolve()]) for run in runs])
     return ReportContent(
         runs=tuple(named), skipped=tuple(skipped), lang=chosen, title=title, published=beside
     )
-
-
-def runs_with_leaks(runs: Sequence[RunFiles]) -> list[Group]:
-    """The runs with leaks beyond pixels, each a row of its own."""
-    return columns.leaking([Group(run.name, ((run.record,),)) for run in runs])
 
 
 def render(content: ReportContent) -> str:
@@ -217,8 +215,6 @@ def fill_page(content: ReportContent, pictures: figures.Pictures) -> str:
     runs, lang = content.runs, content.lang
     rows = first_screen.front_rows(runs)
     shown, cut = figures.strips(runs)
-    leaks = runs_with_leaks(runs)
-    repeats, repeated = columns.sendings(runs)
     return fill(
         "page.html.j2",
         lang,
@@ -238,17 +234,13 @@ def fill_page(content: ReportContent, pictures: figures.Pictures) -> str:
         left_out=tuple(figures.left_out(runs)),
         without_gallery=tuple(run.name for run in runs if run.gallery is None),
         without_metrics=tuple(run.name for run in runs if not run.metrics),
-        summary=columns.summary_of(runs).render(runs, "html", lang),
-        attacks=columns.ATTACKS.render(columns.attack_rows(runs), "html", lang),
-        audit=CERTIFICATES.render(runs, "html", lang) if columns.audited(runs) else "",
+        **columns.html_tables(runs, lang),
         flags=[
             (run.name, *columns.written_flag(flag, lang))
             for run in runs
             for flag in columns.flags_of(run) or ()
         ],
         refusals=columns.refused_certificates(runs, lang),
-        leaks=LEAKS.render(leaks, "html", lang) if leaks else "",
-        repeats=repeats.render(repeated, "html", lang) if repeated else "",
         terms=words.TERMS,
         caveats=sentences.caveats(runs),
         passports=[(run.name, sentences.passport(run)) for run in runs],

@@ -131,12 +131,7 @@ class TableLayout:
         return groups
 
 
-def lay_out(
-    rows: Sequence[Sequence[Cell]],
-    width: float,
-    right: Sequence[bool],
-    sizes: Sequence[float] = CELLS,
-) -> TableLayout:
+def lay_out(rows: Sequence[Sequence[Cell]], width: float, right: Sequence[bool]) -> TableLayout:
     """A table as wide as given, heading first; only the smallest letters let cells break.
 
     Then the widest columns give way first.
@@ -147,7 +142,7 @@ def lay_out(
         return [max(_heading_width(head, size), *(_cell_width(cell, size) for cell in column))
                 for head, *column in columns]  # fmt: skip
 
-    size = next((size for size in sizes if sum(needs(size)) <= width), sizes[-1])
+    size = next((size for size in CELLS if sum(needs(size)) <= width), CELLS[-1])
     widths = needs(size)
     spare = width - sum(widths)
     if spare >= 0:
