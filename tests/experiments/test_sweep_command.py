@@ -235,12 +235,15 @@ def test_without_a_terminal_a_line_tells_that_a_trial_has_ended() -> None:
     screen = Console(file=io.StringIO(), width=40)
     with LiveTable(screen) as table:
         table.expect({"none": 1, "noise": 1})
+        table.begin(made("none/0"))
         table.finish(replace(made("none/0"), found={"accuracy": 0.5, "leakage": 0.25}))
+        table.expect({"veil": 1})
+        table.begin(made("noise/0"))
         table.finish(replace(made("noise/0"), error="no"))
         assert isinstance(screen.file, io.StringIO)
         told = screen.file.getvalue()
     lines = [re.sub("after [0-9:]+ ", "", line) for line in told.splitlines()]
-    assert lines == ["1 of 2  none/0: acc 50.00 %, leakage 0.250", "2 of 2  noise/0: failed"]
+    assert lines == ["1 of 2  none/0: acc 50.00 %, leakage 0.250", "2 of 3  noise/0: failed"]
 
 
 def test_a_message_after_the_table_has_its_own_line() -> None:

@@ -135,13 +135,14 @@ class LiveTable(Bars):
             console=console, disable=console is None,
         )  # fmt: skip
         self._prints = console is not None and not console.is_terminal
-        self._began = perf_counter()
+        self._began, self._expected = perf_counter(), 0
         self._groups: dict[str, TaskID] = {}
         self._running: dict[str, TaskID] = {}
         self._ended: defaultdict[str, list[Trial]] = defaultdict(list)  # by group
 
     def expect(self, counts: Mapping[str, int]) -> None:
         """Announce how many trials of each group there will be."""
+        self._expected += sum(counts.values())
         for name, count in counts.items():
             self._groups[name] = self.add_task(printable(name), total=count, note="")
 
@@ -176,9 +177,8 @@ class LiveTable(Bars):
             accuracy, leakage = trial.point
             said = f"acc {100 * accuracy:.2f} %, leakage {leakage:.3f}"
         ended = sum(map(len, self._ended.values()))
-        total = sum(int(self.tasks[task].total or 0) for task in self._groups.values())
         spent = timedelta(seconds=int(perf_counter() - self._began))
-        line = f"{ended} of {max(total, ended)} after {spent}  {trial.label}: {said}"
+        line = f"{ended} of {self._expected} after {spent}  {trial.label}: {said}"
         self.console.print(printable(line), soft_wrap=True, markup=False, highlight=False)
 
 
