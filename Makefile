@@ -17,6 +17,8 @@ TOLD := 2>&1 | tee $(LOG) | awk '/Downloading.*MB\)/ {print "  " $$2, $$3, $$4; 
 # What the page of `splitveil serve` runs the client with; git ignores it, a wheel carries it.
 ORT := src/splitveil/serve/web/ort
 ORT_FILES := ort.wasm.min.mjs ort-wasm-simd-threaded.mjs ort-wasm-simd-threaded.wasm
+# The accessibility checker of the browser tests; git ignores it, and no wheel carries it.
+AXE := web/axe.min.js
 
 .PHONY: venv demo test test-slow test-all check web clean
 
@@ -62,8 +64,9 @@ $(ORT)/.installed: web/package.json web/package-lock.json
 	rm -rf $(ORT)
 	mkdir -p $(ORT)
 	cp $(addprefix web/node_modules/onnxruntime-web/dist/,$(ORT_FILES)) $(ORT)
+	cp web/node_modules/axe-core/axe.min.js $(AXE)
 	rm -rf web/node_modules
 	touch $@
 
 clean:
-	rm -rf $(VENV) build src/*.egg-info $(ORT) web/node_modules
+	rm -rf $(VENV) build src/*.egg-info $(ORT) $(AXE) web/node_modules

@@ -2,9 +2,9 @@
 
 For each group of runs the report of all of them, for each run given by `--explain` the page that
 `splitveil explain` writes, and every address given by `--url`, such as that of `splitveil serve`.
-With `--axe` the accessibility checker axe-core looks at each page, and the exit code is 1 if it
-finds a serious fault: `npm pack axe-core`, unpack it, and give its axe.min.js. `--picture` also
-writes the table of the first report; README shows it of the demo's own run.
+With `--axe` the accessibility checker axe-core, which `make web` fetches, looks at each page, and
+the exit code is 1 if it finds a serious fault. `--picture` also writes the table of the first
+report; README shows it of the demo's own run.
 
 Example: `python scripts/screenshots.py --runs runs/demo/* --explain runs/demo/veil --out shots`
 """
@@ -16,7 +16,6 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from PIL import Image
 
@@ -25,15 +24,17 @@ from splitveil.report.page import read_runs, write_report
 from splitveil.report.words import LANGS
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from chromium import AXE
 from report.devtools import Tab, chromium
 
+# A served page is shown when its network is loaded, a file at once.
+SHOWN = """new Promise((done) => { const look = () => document.body.dataset.runtime !== "here"
+  || document.body.dataset.state === "ready" ? done(true) : setTimeout(look, 50); look(); })"""
 VIEWS = {  # width, height, dark, phone
     "light": (1280, 900, False, False),
     "dark": (1280, 900, True, False),
     "phone": (390, 844, False, True),
 }
-SERIOUS = ("serious", "critical")
-ASK_AXE = "axe.run(document, {resultTypes: ['violations']}).then((found) => found.violations)"
 
 
 def pages(args: argparse.Namespace, folder: Path) -> Iterator[tuple[str, str]]:
@@ -59,6 +60,7 @@ def photograph(tab: Tab, url: str, view: tuple[int, int, bool, bool]) -> tuple[b
     tab.events.clear()
     tab.call("Page.navigate", url=url)
     tab.expect("Page.loadEventFired")
+    tab.value(SHOWN)
     first = tab.screenshot()
     tab.value("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
     tall = int(tab.value("document.documentElement.scrollHeight"))
@@ -81,34 +83,27 @@ def table_of(tab: Tab, url: str) -> bytes:
     return buffer.getvalue()
 
 
-def faults(tab: Tab, axe: str) -> list[dict[str, Any]]:
-    """What axe-core calls serious on the open page."""
-    tab.value(axe + "; 0")
-    return [found for found in tab.value(ASK_AXE) if found["impact"] in SERIOUS]
-
-
 def main() -> None:
     """Write the pictures, and say what axe-core found."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=Path, nargs="+", action="append", default=[])
     parser.add_argument("--explain", type=Path, action="append", default=[])
     parser.add_argument("--url", action="append", default=[])
-    parser.add_argument("--axe", type=Path)
+    parser.add_argument("--axe", action="store_true", help="Look for faults of accessibility.")
     parser.add_argument("--picture", type=Path, help="Write the table of the first report.")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    axe = None if args.axe is None else args.axe.read_text(encoding="utf-8")
+    axe = AXE.read_text(encoding="utf-8") if args.axe else None
     serious = 0
     with tempfile.TemporaryDirectory() as place, chromium(Path(place) / "profile") as tab:
         for name, url in pages(args, Path(place)):
             for view, how in VIEWS.items():
                 for part, png in zip(("first", "whole"), photograph(tab, url, how), strict=True):
                     (args.out / f"{name}-{view}-{part}.png").write_bytes(png)
-                for fault in faults(tab, axe) if axe is not None else []:
+                for fault in tab.faults(axe) if axe is not None else []:
                     serious += 1
-                    where = [node["target"] for node in fault["nodes"][:3]]
-                    print(f"{name} {view}: {fault['impact']}: {fault['help']}: {where}")
+                    print(f"{name} {view}: {fault}")
             print(f"{name}: {args.out}/{name}-*.png")
             if args.picture is not None and name == "report0-en":
                 args.picture.write_bytes(table_of(tab, url))

@@ -20,6 +20,9 @@ FLAGS = (
     "--hide-scrollbars", "--remote-debugging-pipe",
 )  # fmt: skip
 PATIENCE = 30.0  # seconds
+AXE = Path(__file__).parents[1] / "web" / "axe.min.js"
+SERIOUS = ("serious", "critical")
+ASK_AXE = "axe.run(document, {resultTypes: ['violations']}).then((found) => found.violations)"
 
 
 def find_browser() -> str:
@@ -29,6 +32,15 @@ def find_browser() -> str:
     if os.environ.get("CI") == "true":
         pytest.fail("no Chromium found; CI must have one")
     pytest.skip("no Chromium found; install `chromium` to run this test")
+
+
+def read_axe() -> str:
+    """The accessibility checker axe-core, which `make web` fetches."""
+    if not AXE.is_file():
+        if os.environ.get("CI") == "true":
+            pytest.fail("axe-core is not here; CI must run `make web` first")
+        pytest.skip("axe-core is not here; run `make web` for this test")
+    return AXE.read_text(encoding="utf-8")
 
 
 class Page:
@@ -80,6 +92,15 @@ class Page:
                          returnByValue=True)  # fmt: skip
         assert "exceptionDetails" not in told, told["exceptionDetails"]
         return told["result"].get("value")
+
+    def faults(self, axe: str) -> list[str]:
+        """What axe-core calls serious or critical on the page, each with where it is."""
+        self.value(axe + "; 0")
+        return [
+            f"{found['impact']}: {found['help']}: {[node['target'] for node in found['nodes'][:3]]}"
+            for found in self.value(ASK_AXE)
+            if found["impact"] in SERIOUS
+        ]
 
     def size(self, width: int, height: int, *, mobile: bool = False) -> None:
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height,

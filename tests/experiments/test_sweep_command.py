@@ -1,5 +1,6 @@
 """`splitveil sweep` as a user meets it; the trials themselves take no time here."""
 
+import csv
 import io
 import json
 import re
@@ -49,7 +50,30 @@ def test_the_result_is_told_in_lines(quick: Instant) -> None:
     assert lines[3].split() == ["90.00", "0.800", "0.0100", "linear", "none", "seed=0"]
     assert "share covered from accuracy 0.1, leakage 1" in text(result)
     assert "best privacy at ≤ 1 point below 90.00 %, the most accurate trial of none" in lines
-    none, noise = (line.split() for line in lines[-3:-1])
+    none, noise = (line.split() for line in lines[-6:-4])
+    assert lines[-4:-1] == [
+        "page: runs/sweep/sweep.html", "plot: runs/sweep/sweep.png",
+        "every trial: runs/sweep/trials.csv",
+    ]  # fmt: skip
+    assert Path("runs/sweep/sweep.svg").is_file()
+    page = Path("runs/sweep/sweep.html").read_text(encoding="utf-8")
+    assert "At most 1 point below the 90.0 % of “none”, “none” exposes the least: 80 %" in page
+    assert "No trial of these keeps the accuracy: noise." in page
+    assert "smoke audit: not for claims" in page
+    assert len(page) < 1_000_000
+    with Path("runs/sweep/trials.csv").open(encoding="utf-8", newline="") as file:
+        trials = list(csv.DictReader(file))
+    assert [row["trial"] for row in trials] == [
+        f"{d}/{n}" for n in range(3) for d in ("none", "noise")
+    ]
+    assert [float(row["set.noise_std"]) for row in trials if row["defence"] == "noise"] == [
+        0.1,
+        0.2,
+        0.1,
+    ]
+    assert all(
+        float(row["leakage"]) == pytest.approx(float(row["accuracy"]) - 0.1) for row in trials
+    )
     assert none[:5] == ["none", "0/3", "0.178", "90.00", "0.800"]
     assert noise[:2] + noise[3:] == ["noise", "0/3", "–", "–", "–", "–", "no", "trial"]
     assert lines[-1].startswith("next: splitveil audit runs/sweep/trials/digits-none-")
@@ -106,6 +130,17 @@ def test_a_sweep_that_is_finished_trains_nothing(quick: Instant) -> None:
     assert json.loads(again.stdout) == json.loads(first.stdout)
     assert "again" not in text(again)
     assert len(quick.configs) == 4
+
+
+def test_a_sweep_that_learned_nothing_praises_no_trial(
+    quick: Instant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quick, "work", lambda _: (0.11, -0.4))
+    said = call(*WORDS, "--lang", "zh")
+    assert said.exit_code == 0, text(said)
+    page = Path("runs/sweep/sweep.html").read_text(encoding="utf-8")
+    assert "没有一次试验学得足够好，无法比较：最好的准确率是 11.0 %，乱猜是 10.0 %。" in page
+    assert "暴露最少" not in page
 
 
 def test_a_sweep_without_a_baseline_warns(quick: Instant) -> None:
@@ -194,6 +229,21 @@ def test_the_table_shows_what_runs_and_what_is_done() -> None:
     shown = seen()
     assert re.search(r"none 2/2 \S+ 0 failed, best acc 50.00 %, least leakage 0.000", shown)
     assert re.search(r"noise 2/2 \S+ 1 failed, best acc 50.00 %, least leakage 0.250", shown)
+
+
+def test_without_a_terminal_a_line_tells_that_a_trial_has_ended() -> None:
+    screen = Console(file=io.StringIO(), width=40)
+    with LiveTable(screen) as table:
+        table.expect({"none": 1, "noise": 1})
+        table.begin(made("none/0"))
+        table.finish(replace(made("none/0"), found={"accuracy": 0.5, "leakage": 0.25}))
+        table.expect({"veil": 1})
+        table.begin(made("noise/0"))
+        table.finish(replace(made("noise/0"), error="no"))
+        assert isinstance(screen.file, io.StringIO)
+        told = screen.file.getvalue()
+    lines = [re.sub("after [0-9:]+ ", "", line) for line in told.splitlines()]
+    assert lines == ["1 of 2  none/0: acc 50.00 %, leakage 0.250", "2 of 3  noise/0: failed"]
 
 
 def test_a_message_after_the_table_has_its_own_line() -> None:

@@ -26,6 +26,7 @@ from .markup import Page
 
 ROOM = Path(splitveil.report.__file__).parent
 INSIGHT, CLI = ROOM.parent / "insight", ROOM.parent / "cli"
+EXPERIMENTS = ROOM.parent / "experiments"
 PHASES = get_args(PhaseKind)
 WEIGHTS = WeightWords.__dataclass_fields__
 PAPER = Path(__file__).parents[2] / "paper"  # this repository's own tables
@@ -133,7 +134,7 @@ def test_both_glossaries_and_the_report_have_the_same_chinese_terms() -> None:
 
 
 def test_every_word_is_used() -> None:
-    rooms = [*ROOM.glob("*.py"), *INSIGHT.glob("*.py"), *CLI.glob("*.py")]
+    rooms = [path for room in (ROOM, INSIGHT, CLI, EXPERIMENTS) for path in room.glob("*.py")]
     files = [*rooms, *(ROOM / "templates").iterdir(), *PAPER.glob("*.py")]
     source = "\n".join(path.read_text(encoding="utf-8") for path in files)
 

@@ -224,7 +224,7 @@ def audit(
         raise ConfigError(f"the seed of an audit is a whole number from 0 on, got {seed!r}")
     busy = f"another process is auditing {run.path}, and one record would replace the other; wait"
     check_folder(run.path, COPY)
-    check_precision(precision, run.model.victim().device.type)
+    check_precision(precision, run.model.device.type)
     with folder_lock(run.path / "audit", busy), computing_threads(threads):
         begun = file_version(run.path / "config.toml")
         record, pictures = measure_run(
@@ -267,7 +267,7 @@ def measure_run(
     """The record of an audit and its pictures; writes nothing but what `store` keeps."""
     # Unknown attacks are refused before any data are loaded.
     attacks = find_profile(profile, only=only, compile=compile)
-    if compile and run.model.victim().device.type == "cpu":
+    if compile and run.model.device.type == "cpu":
         raise ConfigError("--compile is for a GPU, and this audit is on the CPU; leave it out")
     target, facts = open_run(
         run, aux=aux, seed=seed, attributes=attributes, precision=precision, progress=progress

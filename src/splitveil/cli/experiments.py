@@ -1,5 +1,6 @@
 """The commands that make many runs: `demo`, `clients`, `sweep`, `reproduce`."""
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from splitveil.config.run_config import RunConfig
 
 EXIT_SOME_FAILED = 3  # the command ended, but trials failed
+MINUTES = {False: "two", True: "ten"}  # that the demo takes, brief and with all attacks
 SAME_COMMAND = "the same command"
 TRAINS = "--rank or --alone"
 EPOCHS = "Passes over the data (default: a quarter of a full training)."
@@ -49,10 +51,12 @@ def demo(  # noqa: PLR0917 - every option of the command, as typer wants them
     from splitveil.report.first_screen import FRONT, conclusions, front_rows
     from splitveil.report.page import write_page
 
-    console.announce(
-        "Six small models, trained and attacked on pictures of clothes: about two minutes on two "
-        "CPU cores" + (", ten with --full." if full else ".")
+    shown = "pictures of clothes" if dataset is None else dataset
+    # Known for the demo as it stands only.
+    takes = (
+        "" if dataset or epochs or profile else f": about {MINUTES[full]} minutes on two CPU cores"
     )
+    console.announce(f"Six small models, trained and attacked on {shown}{takes}.")
     with LiveTable(console.err) as table:
         paths = run_demo(
             runs_dir, profile or ("quick" if full else "demo"), dataset=dataset or DATASET,
@@ -450,6 +454,7 @@ def sweep(  # noqa: PLR0917 - every option of the command, as typer wants them
     runs_dir: console.RunsDir = None,
     name: Annotated[str, Option(help="Name of the sweep's folder.")] = "sweep",
     resume: Annotated[bool, Option("--resume", help="Continue the sweep of this name.")] = False,
+    lang: console.Language = "en",
     json_: console.JsonFlag = False,
 ) -> None:
     """Try settings of several defences, and show the best trade-offs of accuracy and leakage.
@@ -457,7 +462,8 @@ def sweep(  # noqa: PLR0917 - every option of the command, as typer wants them
     Every trial is a short training and an attack on validation images, in a run of its own below
     `runs/NAME/trials`. All defences have the same number of trials; one with fewer settings to try
     repeats them with other random seeds. A stopped sweep continues with `--resume --name NAME`.
-    If some trials fail, the others are shown, and the exit code is 3.
+    At the end, a page (`sweep.html`), its plot and every trial as CSV stand in `runs/NAME`. If some
+    trials fail, the others are shown, and the exit code is 3.
 
     `--vary` takes any setting of a run or of a defence: `key=a,b,c` lists its values,
     `key=lin:low:high` and `key=log:low:high` are ranges, and `:count` after a range says how many
@@ -470,7 +476,10 @@ def sweep(  # noqa: PLR0917 - every option of the command, as typer wants them
     from splitveil.config.run_config import RunConfig
     from splitveil.experiments.runner import LiveTable
     from splitveil.experiments.search import make_plan, run_sweep
+    from splitveil.experiments.sweep_page import write_sweep
+    from splitveil.report.words import language
 
+    chosen = language(lang)
     if address is not None and engine != "ray":
         raise ConfigError("--address names a Ray cluster; add --engine ray")
     given: Json = {
@@ -492,15 +501,23 @@ def sweep(  # noqa: PLR0917 - every option of the command, as typer wants them
         result = run_sweep(plan, folder, resume=resume, jobs=jobs, address=address, progress=table)
     failed = {row["trial"]: row["error"] for row in result["trials"] if "error" in row}
     warn_failed(failed, "--resume")
+    files = [shown_path(path) for path in write_sweep(result, folder, chosen)]
     if json_:
-        console.show_json(result)
+        console.show_json(result | {"files": files})
     else:
-        show_sweep(result)
+        page, plot, _, table_ = files
+        show_sweep(result, f"page: {page}", f"plot: {plot}", f"every trial: {table_}")
     end_after(failed)
 
 
-def show_sweep(result: Json) -> None:
-    """The result of a sweep as text."""
+def shown_path(path: Path) -> str:
+    """A path from the current folder, where it lies below it."""
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+
+
+def show_sweep(result: Json, *files: str) -> None:
+    """The result of a sweep as text, and where its files are."""
     plan, base, at = (result[k] for k in ("plan", "reference_accuracy", "reference_point"))
     console.print_lines(
         f"{len(result['trials'])} trials on {plan['options'].get('dataset', 'digits')}: "
@@ -530,10 +547,10 @@ def show_sweep(result: Json) -> None:
         f"{100 * base['accuracy']:.2f} %, the most accurate trial of "
         f"{base['defence'] if base['defence'] == 'none' else 'all'}",
     )
+    console.print_lines(*files)
     if kept := [row for row in rows if "run" in row]:
-        run, here = Path(min(kept, key=lambda row: row["exposure"])["run"]), Path.cwd()
-        shown = run.relative_to(here) if run.is_relative_to(here) else run
-        console.print_lines(f"next: splitveil audit {shown}")
+        run = Path(min(kept, key=lambda row: row["exposure"])["run"])
+        console.print_lines(f"next: splitveil audit {shlex.quote(shown_path(run))}")
 
 
 def _shown(row: Json) -> Json:

@@ -16,6 +16,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from functools import lru_cache
 from itertools import chain, islice
 from pathlib import Path
@@ -122,7 +123,8 @@ class Trial:
 class LiveTable(Bars):
     """What is done, one line per group of trials, and what runs, one line per trial.
 
-    Without a console it shows nothing.
+    Without a terminal it prints a line when a trial ends, and the table at the end; without a
+    console nothing.
     """
 
     def __init__(self, console: Console | None = None) -> None:
@@ -132,12 +134,15 @@ class LiveTable(Bars):
             TextColumn("{task.fields[note]}", markup=False, table_column=Column(overflow="fold")),
             console=console, disable=console is None,
         )  # fmt: skip
+        self._prints = console is not None and not console.is_terminal
+        self._began, self._expected = perf_counter(), 0
         self._groups: dict[str, TaskID] = {}
         self._running: dict[str, TaskID] = {}
         self._ended: defaultdict[str, list[Trial]] = defaultdict(list)  # by group
 
     def expect(self, counts: Mapping[str, int]) -> None:
         """Announce how many trials of each group there will be."""
+        self._expected += sum(counts.values())
         for name, count in counts.items():
             self._groups[name] = self.add_task(printable(name), total=count, note="")
 
@@ -162,6 +167,19 @@ class LiveTable(Bars):
             note += f", best acc {100 * max(accuracy):.2f} %, least leakage {min(leakage):.3f}"
         if trial.group in self._groups:
             self.update(self._groups[trial.group], completed=len(own), note=note)
+        if self._prints:
+            self._print_end(trial)
+
+    def _print_end(self, trial: Trial) -> None:
+        """What came of a trial, how many have ended, and after how long."""
+        said = "failed"
+        if trial.found is not None:
+            accuracy, leakage = trial.point
+            said = f"acc {100 * accuracy:.2f} %, leakage {leakage:.3f}"
+        ended = sum(map(len, self._ended.values()))
+        spent = timedelta(seconds=int(perf_counter() - self._began))
+        line = f"{ended} of {self._expected} after {spent}  {trial.label}: {said}"
+        self.console.print(printable(line), soft_wrap=True, markup=False, highlight=False)
 
 
 def trial_words(settings: Mapping[str, Any], seed: int) -> str:

@@ -218,6 +218,11 @@ class SplitModel(nn.Module):
         )  # fmt: skip
 
     @property
+    def device(self) -> torch.device:
+        """Where the client computes; the CPU if it has no parameters."""
+        return next(self.encoder.parameters(), torch.zeros(())).device
+
+    @property
     def noisy(self) -> bool:
         """Whether the channel adds noise, which a deployed client draws on a grid."""
         return adds_noise(self.channel)
@@ -286,8 +291,7 @@ def cut(backbone: nn.Module, at: int, channel: nn.Module | None = None) -> Split
 def with_stage_shapes(model: SplitModel, image_shape: Shape) -> SplitModel:
     """The same model, with the parameters of learned stages made for images (c, h, w)."""
     for stage in learned_stages(model.channel):
-        where = next(model.encoder.parameters(), torch.zeros(())).device
-        stage.size_to(model.wire_shape(image_shape), where)
+        stage.size_to(model.wire_shape(image_shape), model.device)
     return model
 
 
