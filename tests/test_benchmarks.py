@@ -201,3 +201,12 @@ def test_figures_of_the_pages_are_those_of_the_records() -> None:
     linear = [f"{statistics.mean(row['linear']):.4f}".lstrip("0") for row in found["rows"]]
     assert " and ".join(linear) in text
     assert " and ".join(f"{row['decoder']:.4f}".lstrip("0") for row in found["rows"]) in text
+
+    found, text = read("decoders--cifar10--2-core-x86.json", "attacks.md")
+    fits = {(row["arm"], row["client"]): row for row in found["rows"]}
+    for arm in dict.fromkeys(arm for arm, _ in fits):
+        own = [fits[arm, client] for client in ("none", "noise", "veil")]
+        shown = (f"{row['mse']:.4f} ({row['cpu_seconds']:.0f})" for row in own)
+        assert " | ".join(shown) in text
+    for client in ("none", "noise", "veil"):
+        assert fits["S2C96", client]["mse"] <= fits["N8C64", client]["mse"]
