@@ -231,8 +231,9 @@ def test_the_table_shows_what_runs_and_what_is_done() -> None:
 
 def test_a_message_after_the_table_has_its_own_line() -> None:
     screen = Console(file=io.StringIO(), width=100, force_terminal=True, color_system=None)
-    with pytest.raises(KeyboardInterrupt), LiveTable(screen) as table:
-        table.expect({"none": 1})
+    table = LiveTable(screen)
+    table.expect({"none": 1})
+    with pytest.raises(KeyboardInterrupt), table:
         raise KeyboardInterrupt
     assert isinstance(screen.file, io.StringIO)
     assert re.sub(r"\x1b\[[?\d]*[A-Za-z]", "", screen.file.getvalue()).endswith("\n")
