@@ -27,6 +27,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from chromium import AXE
 from report.devtools import Tab, chromium
 
+# A served page is shown when its network is loaded, a file at once.
+SHOWN = """new Promise((done) => { const look = () => document.body.dataset.runtime !== "here"
+  || document.body.dataset.state === "ready" ? done(true) : setTimeout(look, 50); look(); })"""
 VIEWS = {  # width, height, dark, phone
     "light": (1280, 900, False, False),
     "dark": (1280, 900, True, False),
@@ -57,6 +60,7 @@ def photograph(tab: Tab, url: str, view: tuple[int, int, bool, bool]) -> tuple[b
     tab.events.clear()
     tab.call("Page.navigate", url=url)
     tab.expect("Page.loadEventFired")
+    tab.value(SHOWN)
     first = tab.screenshot()
     tab.value("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
     tall = int(tab.value("document.documentElement.scrollHeight"))

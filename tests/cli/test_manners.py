@@ -1,6 +1,5 @@
 """What every command owes its user: examples, headings, one name for one thing, a way to go on."""
 
-import io
 import os
 import re
 import subprocess
@@ -10,12 +9,9 @@ from typing import Any
 import pytest
 import typer
 from cli.calling import call, text
-from rich.console import Console
 
 from splitveil.cli import console
 from splitveil.cli.app import LONG, MANY, PANELS, app
-from splitveil.config.run_config import RunConfig
-from splitveil.experiments.runner import LiveTable, Trial
 
 COMMANDS: dict[str, Any] = {
     name: command
@@ -95,20 +91,6 @@ def test_a_failed_command_says_how_to_go_on(name: str, monkeypatch: pytest.Monke
     assert result.exit_code == 2
     again = GOES_ON.get(name, "repeat the command")
     assert f"To continue once that is mended, {again}." in text(result)
-
-
-def test_without_a_terminal_trials_are_lines_and_not_bars() -> None:
-    log = Console(file=io.StringIO(), width=60)
-    with LiveTable(log) as table:
-        table.expect({"veil": 2})
-        trial = Trial(label="veil/0", config=RunConfig(seed=1), settings={"lambd": 0.3})
-        table.begin(trial)(1, 2, "epoch 1/2")
-        table.finish(trial)
-    assert isinstance(log.file, io.StringIO)
-    said = log.file.getvalue()
-    assert re.fullmatch(
-        r"veil/0  lambd=0.3 seed=1: begun\nveil/0 ended after 0.\d s; veil 1/2: 1 failed\n", said
-    )
 
 
 def test_a_narrow_terminal_wraps_and_no_color_has_no_colour() -> None:

@@ -48,7 +48,7 @@ class Page(HTMLParser):
     def handle_data(self, data: str) -> None:
         if self._inside("style", "script"):
             return
-        self.text += data
+        self.text += data.replace("\N{NO-BREAK SPACE}", " ")
         if not self._quoted():
             self.words.append(data)
         if self._inside("td", "th"):

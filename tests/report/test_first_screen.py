@@ -132,7 +132,8 @@ def test_a_dead_model_is_never_praised() -> None:
 
 
 @pytest.mark.parametrize(
-    ("macs", "shown"), [(None, "–"), (999.0, "0.001"), (84_672.0, "0.085"), (1.0e6, "1.0")]
+    ("macs", "shown"),
+    [(None, "–"), (999.0, "0.0010"), (19_600.0, "0.020"), (84_672.0, "0.085"), (1.0e6, "1.0")],
 )
 def test_multiply_adds_are_short(macs: float | None, shown: str) -> None:
     assert mmacs(macs) == shown

@@ -55,6 +55,14 @@ def test_every_number_of_the_tables_is_the_records(three: list[RunFiles], html: 
     assert "“veil” lowers that to 6 % and costs 0.8 points of accuracy" in page.text
 
 
+def test_sentences_follow_each_other_as_their_language_wants(three: list[RunFiles]) -> None:
+    for lang, end in (("en", ". “veil” "), ("zh", "。“veil”")):
+        said = undrawn(*three, lang=lang).partition('class="verdict">')[2].partition("</p>")[0]
+        assert end in said
+        assert " %" not in said  # a number and its % are never on two lines
+        assert "\N{NO-BREAK SPACE}%" in said
+
+
 def test_the_first_table_holds_the_key_numbers(html: str) -> None:
     rows = [row for row in Page(html).rows if len(row) == 11]
     facts = [[re.sub(r"\A\D*?(?=[\d–])", "", cell.strip()) for cell in row[7:]] for row in rows[1:]]

@@ -4,7 +4,7 @@ import json
 import os
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
@@ -274,6 +274,21 @@ def test_serve_passes_on_what_it_was_told(tmp_path: Path, monkeypatch: pytest.Mo
     assert "idle_seconds must be ≥" in error(call("serve", str(folder), "--idle-seconds", "0"))
     nowhere = str(tmp_path / "no" / "log")
     assert "cannot write the log" in error(call("serve", str(folder), "--log-file", nowhere))
+
+
+def test_serve_says_at_once_that_the_page_lacks_its_runtime(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fake_serve(app: object, *, ready: Callable[[str], None], **_: object) -> None:
+        ready("http://localhost:8000")
+
+    folder = write_export(tmp_path / "e")
+    monkeypatch.setattr(serving, "serve", fake_serve)
+    for here, told in ((True, False), (False, True)):
+        monkeypatch.setattr("splitveil.serve.page.has_runtime", lambda here=here: here)
+        result = call("serve", str(folder))
+        assert "open it in a browser" in text(result)
+        assert ("make web" in text(result)) is told
 
 
 def test_every_limit_of_the_server_is_an_option(

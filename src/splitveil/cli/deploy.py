@@ -155,6 +155,7 @@ def serve(  # noqa: PLR0917 - every option of the command, as typer wants them
     from splitveil.serve.admission import Limits
     from splitveil.serve.connections import ConnectionLimits
     from splitveil.serve.log import server_log
+    from splitveil.serve.page import has_runtime
     from splitveil.serve.server import Tls, load_app
     from splitveil.serve.server import serve as run_server
 
@@ -187,6 +188,12 @@ def serve(  # noqa: PLR0917 - every option of the command, as typer wants them
         console.err.print(
             printable(f"serving {path} at {url}; open it in a browser"), soft_wrap=True
         )
+        if not has_runtime():
+            console.warn(
+                "the page cannot run the client: onnxruntime-web is not here. Run `make web` in "
+                "the checkout of SplitVeil, and install it again unless it was installed with "
+                "pip's -e; `splitveil infer` needs neither"
+            )
 
     with server_log(log_file, access=access_log):
         run_server(app, host=host, port=port, tls=tls, connections=connections, ready=ready)

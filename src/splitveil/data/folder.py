@@ -141,7 +141,8 @@ def read_files(files: Files, progress: Progress) -> Arrays:
         if pixels.shape != images.shape[1:]:
             raise DataError(
                 f"{path} is {describe(pixels)}, but {first} is {describe(images[0])}; "
-                "resize or convert the images so that all are alike"
+                "resize or convert the images so that all are alike, for example with the lines of "
+                "docs/start/own-data.md"
             )
         images[i] = pixels
         if i % REPORT_EVERY == 0 or i + 1 == len(files):

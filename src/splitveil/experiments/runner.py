@@ -16,6 +16,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from functools import lru_cache
 from itertools import chain, islice
 from pathlib import Path
@@ -55,7 +56,6 @@ from splitveil.io import (
 from splitveil.nets.clients import CLIENT_PREFIX
 from splitveil.record.schema import Record, number, read_value, wrong
 from splitveil.runs import Run, fit, flush_denormals, load_checked_teacher
-from splitveil.table import duration
 from splitveil.threat import Attack
 
 FILE = "trial.json"
@@ -123,8 +123,8 @@ class Trial:
 class LiveTable(Bars):
     """What is done, one line per group of trials, and what runs, one line per trial.
 
-    Without a console it shows nothing; without a terminal (a file, a pipe) it prints a line when a
-    trial begins and when it ends, and no bars.
+    Without a terminal it prints a line when a trial ends, and the table at the end; without a
+    console nothing.
     """
 
     def __init__(self, console: Console | None = None) -> None:
@@ -132,26 +132,23 @@ class LiveTable(Bars):
             TextColumn("{task.description}", markup=False), BarColumn(bar_width=8),
             MofNCompleteColumn(), TimeElapsedColumn(),
             TextColumn("{task.fields[note]}", markup=False, table_column=Column(overflow="fold")),
-            console=console, disable=console is None or not console.is_terminal,
+            console=console, disable=console is None,
         )  # fmt: skip
-        self._log = None if console is None or console.is_terminal else console
-        self._counts: dict[str, int] = {}
-        self._began: dict[str, float] = {}  # by label
+        self._prints = console is not None and not console.is_terminal
+        self._began, self._expected = perf_counter(), 0
         self._groups: dict[str, TaskID] = {}
         self._running: dict[str, TaskID] = {}
         self._ended: defaultdict[str, list[Trial]] = defaultdict(list)  # by group
 
     def expect(self, counts: Mapping[str, int]) -> None:
         """Announce how many trials of each group there will be."""
-        self._counts |= counts
+        self._expected += sum(counts.values())
         for name, count in counts.items():
             self._groups[name] = self.add_task(printable(name), total=count, note="")
 
     def begin(self, trial: Trial) -> Progress:
         """Show a trial as running; returns its progress display."""
         words = f"  {trial.label}  {trial_words(trial.settings, trial.config.seed)}"
-        self._began[trial.label] = perf_counter()
-        self._say(f"{words.strip()}: begun")
         self._running[trial.label] = task = self.add_task(printable(words), total=None, note="")
         return lambda done, total, note="": self.update(
             task, completed=done, total=total, note=printable(note)
@@ -168,17 +165,21 @@ class LiveTable(Bars):
         if points:
             accuracy, leakage = zip(*points, strict=True)
             note += f", best acc {100 * max(accuracy):.2f} %, least leakage {min(leakage):.3f}"
-        began, total = self._began.pop(trial.label, None), self._counts.get(trial.group)
-        spent = "" if began is None else f" after {duration(perf_counter() - began)}"
-        share = f"{len(own)}/{total}" if total else str(len(own))
-        self._say(f"{trial.label} ended{spent}; {trial.group} {share}: {note}")
         if trial.group in self._groups:
             self.update(self._groups[trial.group], completed=len(own), note=note)
+        if self._prints:
+            self._print_end(trial)
 
-    def _say(self, line: str) -> None:
-        """Print a line where there is no terminal."""
-        if self._log is not None:
-            self._log.print(printable(line), soft_wrap=True)
+    def _print_end(self, trial: Trial) -> None:
+        """What came of a trial, how many have ended, and after how long."""
+        said = "failed"
+        if trial.found is not None:
+            accuracy, leakage = trial.point
+            said = f"acc {100 * accuracy:.2f} %, leakage {leakage:.3f}"
+        ended = sum(map(len, self._ended.values()))
+        spent = timedelta(seconds=int(perf_counter() - self._began))
+        line = f"{ended} of {self._expected} after {spent}  {trial.label}: {said}"
+        self.console.print(printable(line), soft_wrap=True, markup=False, highlight=False)
 
 
 def trial_words(settings: Mapping[str, Any], seed: int) -> str:

@@ -258,10 +258,12 @@ def mmacs(macs: float | int | None) -> str:
 
     >>> mmacs(84_672), mmacs(1_234_567), mmacs(19_900_000)
     ('0.085', '1.2', '19.9')
+    >>> mmacs(19_600)  # as many digits as 0.019 beside it
+    '0.020'
     """
     if macs is None:
         return NOTHING
-    return f"{macs / 1e6:.1f}" if macs >= 1e6 else f"{macs / 1e6:.2g}"  # noqa: PLR2004
+    return f"{macs / 1e6:.1f}" if macs >= 1e6 else f"{macs / 1e6:#.2g}"  # noqa: PLR2004
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -282,6 +282,11 @@ def fill(name: str, lang: Lang, script: str, **content: object) -> str:
     def told(sentence: Sentence) -> Markup:
         return Markup(sentence.html(lang))  # noqa: S704 - values are escaped, patterns are ours
 
+    def passage(sentences: Sequence[Sentence]) -> Markup:
+        """Sentences one after another; a number and its % stay on one line."""
+        text = words.APART[lang].join(told(said) for said in sentences)
+        return Markup(text.replace(" %", "\N{NO-BREAK SPACE}%"))  # noqa: S704 - as above
+
     def read(name: str) -> str:
         return (TEMPLATES / name).read_text(encoding="utf-8")
 
@@ -290,6 +295,7 @@ def fill(name: str, lang: Lang, script: str, **content: object) -> str:
     environment.globals |= {
         "say": lambda key, **values: told(sentence(key, **values)),
         "told": told,
+        "passage": passage,
         "plain": lambda key, **values: sentence(key, **values).plain(lang),
         "row": lambda names: words.joined(names, lang),
         "html_lang": words.LANGS[lang],

@@ -18,6 +18,7 @@ from splitveil.errors import ConfigError, unknown
 Lang = Literal["en", "zh"]
 LANGS: Mapping[Lang, str] = {"en": "en", "zh": "zh-CN"}  # as `<html lang>` has them
 BETWEEN: Mapping[Lang, str] = {"en": ", ", "zh": "、"}
+APART: Mapping[Lang, str] = {"en": " ", "zh": ""}  # between two sentences
 
 Value = Union[str, "Sentence", tuple[str, ...]]
 
