@@ -79,6 +79,21 @@ def decimals(value: float | None, digits: int) -> str:
     return NOTHING if value is None else f"{value:.{digits}f}"
 
 
+def duration(seconds: float | int) -> str:
+    """A time as people say it.
+
+    >>> duration(0.42), duration(42.4), duration(252.3), duration(7500)
+    ('0.4 s', '42 s', '4 min 12 s', '2 h 5 min')
+    """
+    if seconds < 10:  # noqa: PLR2004
+        return f"{seconds:.1f} s"
+    whole = int(seconds)
+    if whole < 60:  # noqa: PLR2004
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"  # noqa: PLR2004
+
+
 def count(value: int | float | None) -> str:
     """A whole number with commas between thousands.
 

@@ -38,8 +38,8 @@ def test_golden_attack_rows_mark_each_metric(make_run: MakeRun) -> None:
     record["strongest"]["ssim_by"] = "linear"
     rows = ATTACKS.cells(attack_rows([make_run("x", record=record)]))
     assert [row[1] for row in rows] == ["mean", "class-mean", "linear", "decoder"]
-    assert rows[0] == ["x", "mean", "none", "0.0712", "11.48", "0.359", "1.2", ""]
-    assert rows[2] == ["x", "linear", "black-box", "0.0312", "15.06", "0.719", "1.2", "★ SSIM"]
+    assert rows[0] == ["x", "mean", "none", "0.0712", "11.48", "0.359", "1.2 s", ""]
+    assert rows[2] == ["x", "linear", "black-box", "0.0312", "15.06", "0.719", "1.2 s", "★ SSIM"]
     assert rows[3][-1] == "★ MSE"
     assert len(ATTACKS.columns) == len(rows[0])
 

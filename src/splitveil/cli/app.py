@@ -8,17 +8,62 @@ from types import FrameType
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from splitveil import __version__
 from splitveil.cli import audits, deploy, experiments, lists, reports
-from splitveil.cli.console import show_error
+from splitveil.cli.console import announce, show_error
 from splitveil.cli.train import train
 from splitveil.errors import ConfigError, SplitVeilError
 
 EXIT_USER_ERROR, EXIT_SIGNAL = 2, 128  # to which the number of the signal is added
 TOO_LARGE = ("can't allocate memory", "out of memory", "verflow")  # torch's words
-RESUMED = ("train", "sweep")  # commands that continue with --resume only
+CONTINUED = {  # what to do after an interruption, where the same command does not go on
+    "train": "add --resume", "sweep": "add --resume, and --name if it has one",
+    "audit-encoder": "repeat the command; it begins anew",
+    "replay": "repeat the command; it begins anew",
+    "serve": "repeat the command; it begins anew",
+}  # fmt: skip
+AGAIN = "repeat the command"  # which reads what is finished and goes on
+LONG = {
+    "demo", "advise", "train", "audit", "audit-encoder", "audit-wire", "clients", "sweep",
+    "reproduce", "replay",
+}  # fmt: skip
+MANY = 8  # options of a command, from which they stand below headings
+PANELS = {  # headings of the options of long commands, the same in each
+    "What to train": (
+        "dataset", "defence", "net", "client", "server", "epochs", "recipe", "config", "set",
+        "final", "vary", "trials", "sampler", "only",
+    ),
+    "What the device has": ("macs", "wire", "params", "track", "exposure", "image", "family"),
+    "What to show": ("rank", "backbone", "smaller", "limit"),
+    "What is attacked": (
+        "data", "aux-data", "test-data", "asks", "own", "noise", "members", "input", "sent",
+        "export", "int8",
+    ),
+    "The attacks": (
+        "profile", "aux", "attacks", "fresh", "alone", "attributes", "white-box", "audit",
+    ),
+    "Where it runs": (
+        "device", "precision", "threads", "compile", "engine", "address", "jobs", "minutes",
+    ),
+    "Seeds": ("seed", "seeds"),
+    "Files and folders": (
+        "data-dir", "runs-dir", "name", "out", "overwrite", "resume", "capture", "draws",
+        "no-draws", "log-file", "access-log",
+    ),
+    "Network": (
+        "host", "port", "token-file", "ca", "tls-cert", "tls-key", "verify", "allow-no-noise",
+    ),
+    "What is asked": ("always-ask", "never-ask", "budget"),
+    "Limits": (
+        "max-batch", "max-delay-ms", "max-waiting", "max-in-flight", "max-connections",
+        "max-per-address", "max-header-bytes", "header-seconds", "body-seconds", "answer-seconds",
+        "send-seconds", "idle-seconds",
+    ),
+    "Output": ("json", "lang"),
+}  # fmt: skip
+PANEL_OF = {f"--{option}": panel for panel, options in PANELS.items() for option in options}
 
 
 def explained(error: Exception) -> str | None:
@@ -72,16 +117,26 @@ class _Group(TyperGroup):
             if message is None:
                 raise
             show_error(message)
+            command = ctx.invoked_subcommand
+            if command in LONG and not isinstance(error, SplitVeilError):
+                announce(f"To continue once that is mended, {CONTINUED.get(command, AGAIN)}.")
             ctx.exit(EXIT_USER_ERROR)
         except KeyboardInterrupt as stop:
-            again = "add --resume" if ctx.invoked_subcommand in RESUMED else "repeat the command"
+            again = CONTINUED.get(ctx.invoked_subcommand, AGAIN)
             show_error(f"interrupted; what was complete is saved. To continue, {again}")
             number = stop.args[0] if stop.args else signal.SIGINT
             ctx.exit(EXIT_SIGNAL + number)
 
 
 class _Command(TyperCommand):
-    """Answers `--lambd 0.3` with the option that sets a setting."""
+    """Groups many options below headings; answers `--lambd 0.3` with the option that sets it."""
+
+    def __init__(self, *args: Any, **named: Any) -> None:  # noqa: ANN401 - as above
+        super().__init__(*args, **named)
+        options = [part for part in self.params if isinstance(part, TyperOption)]
+        shown = [option for option in options if not option.hidden]
+        for option in shown if len(shown) > MANY else ():
+            option.rich_help_panel = option.rich_help_panel or PANEL_OF.get(option.opts[0])
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - as above
         known = {option for part in self.get_params(ctx) for option in part.opts}  # and --help

@@ -15,6 +15,7 @@ from splitveil.cli.deploy import Certificates, TokenFile, read_token, retry_noti
 from splitveil.errors import ConfigError, RunError
 from splitveil.io import check_folder, write_text
 
+ATTACKED = "What is attacked"  # a heading of options
 OTHER_OUT = "choose another folder with --out"
 if TYPE_CHECKING:
     from splitveil.report.words import Lang
@@ -77,13 +78,13 @@ def audit(  # noqa: PLR0917 - every option of the command, as typer wants them
     loaded = load_run(_checked_run(run, rest or []))
     rivals = gains.read_alone(alone or [])
     gains.check_data(loaded.config.dataset, rivals)  # before hours of attacks
-    only = [] if attacks is None else [name.strip() for name in attacks.split(",")]
+    only = console.names_of(attacks) or []
     record = loaded.record if rivals and not (fresh or only or attributes) else None
     if record is None or not gains.is_of(record, model_hash(loaded.model), profile, aux, seed):
         with console.progress_bar("audit") as bar:
             record = loaded.audit(
                 profile, aux=aux, seed=seed, progress=bar, fresh=fresh,
-                only=list(dict.fromkeys(only)), compile=compile_, attributes=attributes,
+                only=only, compile=compile_, attributes=attributes,
                 precision=precision or "auto", threads=threads,
             )  # fmt: skip
     if rivals:
@@ -97,12 +98,16 @@ def audit(  # noqa: PLR0917 - every option of the command, as typer wants them
 
 def audit_encoder(  # noqa: PLR0917 - every option of the command, as typer wants them
     name: Annotated[str, Argument(metavar="MODULE:FUNCTION", help="Such as mycode:send.")],
-    data: Annotated[OptText, Option(help="Images: folder:PATH, npz:PATH or a dataset.")] = None,
+    data: Annotated[
+        OptText, Option("--data", "--dataset", help="Images: folder:PATH, npz:PATH or a dataset.")
+    ] = None,
     aux_data: Annotated[
         OptText, Option(help="Instead of --data: images the attacker knows.")
     ] = None,
     test_data: Annotated[OptText, Option(help="With --aux-data: images to reconstruct.")] = None,
-    server: Annotated[OptText, Option(help="The server's half as MODULE:FUNCTION.")] = None,
+    server: Annotated[
+        OptText, Option(help="The server's half as MODULE:FUNCTION.", rich_help_panel=ATTACKED)
+    ] = None,
     asks: Annotated[
         OptText, Option(help="MODULE:FUNCTION that says which images are sent (default: all).")
     ] = None,

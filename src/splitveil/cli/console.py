@@ -5,7 +5,6 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +20,7 @@ from typer import Argument, Option
 
 from splitveil.errors import ConfigError
 from splitveil.io import Progress, finite, printable
+from splitveil.table import duration
 
 if TYPE_CHECKING:
     from splitveil.record.files import RunFiles
@@ -121,8 +121,7 @@ class ProgressLines:
         part = " ".join(words[: 2 if note.startswith("epoch ") else 1])
         if part != self._part:
             self.flush()
-        seconds = time.monotonic() - self._began
-        spent = str(timedelta(seconds=int(seconds)))
+        spent = duration(time.monotonic() - self._began)
         self._part = part
         self._last = f"{self._title} {100 * done // max(total, 1)} % after {spent}  {note}"
         if time.monotonic() - self._printed >= LINE_EVERY_S:
@@ -218,6 +217,16 @@ def seeds_of(text: str) -> list[int]:
     if len(set(map(int, words))) < len(words):
         raise ConfigError(f"--seeds names a seed twice: {text}")
     return [int(word) for word in words]
+
+
+def names_of(text: str | None, more: OptTexts = None) -> OptTexts:
+    """Names from the command line, each once; None if none is given.
+
+    >>> names_of("linear, decoder", ["linear"])
+    ['linear', 'decoder']
+    """
+    words = [] if text is None else [name.strip() for name in text.split(",")]
+    return list(dict.fromkeys([*words, *(more or [])])) or None
 
 
 def start() -> None:

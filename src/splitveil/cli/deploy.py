@@ -203,7 +203,11 @@ def infer(  # noqa: PLR0917 - every option of the command, as typer wants them
     images: Annotated[list[Path], Argument(help="Image files (PNG, JPEG, …).")],
     export_dir: Annotated[Path, Option("--export", help="Folder of the export, with the client.")],
     server: Annotated[
-        OptText, Option(help="Address of the server; a client that answers alone has none.")
+        OptText,
+        Option(
+            help="Address of the server; a client that answers alone has none.",
+            rich_help_panel="Network",
+        ),
     ] = None,
     always_ask: Annotated[
         bool, Option("--always-ask", help="Send every image, more than the exit rule allows.")

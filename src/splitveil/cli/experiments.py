@@ -21,7 +21,7 @@ MINUTES = {False: "two", True: "ten"}  # that the demo takes, brief and with all
 SAME_COMMAND = "the same command"
 TRAINS = "--rank or --alone"
 EPOCHS = "Passes over the data (default: a quarter of a full training)."
-BUDGET = "Budget of the attacks: smoke, quick (default), standard or paper."
+BUDGET = "Budget of the attacks: smoke, demo, quick, laptop, standard or paper (default: quick)."
 
 
 def demo(  # noqa: PLR0917 - every option of the command, as typer wants them
@@ -92,7 +92,8 @@ def clients(  # noqa: PLR0917 - every option of the command, as typer wants them
         OptText, Option(help="Only this family: inverted, residual or strided.")
     ] = None,
     smaller: Annotated[
-        bool, Option("--smaller", help="Also show clients that send fewer numbers.")
+        bool,
+        Option("--smaller", help="Also show clients that send fewer numbers."),
     ] = False,
     limit: Annotated[OptInt, Option(help="How many to show (default: 20).")] = None,
     backbone: Annotated[
@@ -100,7 +101,12 @@ def clients(  # noqa: PLR0917 - every option of the command, as typer wants them
     ] = None,
     classes: Annotated[OptInt, _for("--backbone", "Its classes (default: 10).", min=2)] = None,
     alone: Annotated[
-        bool, Option("--alone", help="Train some without a server, and find the best.")
+        bool,
+        Option(
+            "--alone",
+            help="Train some without a server, and find the best.",
+            rich_help_panel="What to show",
+        ),
     ] = False,
     rank: Annotated[bool, Option("--rank", help="Train and attack some, and rank them.")] = False,
     dataset: Annotated[OptText, _for(TRAINS, "Dataset to train on; required.")] = None,
@@ -445,7 +451,10 @@ def sweep(  # noqa: PLR0917 - every option of the command, as typer wants them
     jobs: Annotated[OptInt, Option(help="Trials at a time; several need Ray.")] = None,
     epochs: Annotated[OptInt, Option(help=EPOCHS)] = None,
     profile: Annotated[OptText, Option(help=BUDGET)] = None,
-    attack: Annotated[OptTexts, Option(help="Only this attack of the profile; repeatable.")] = None,
+    attacks: Annotated[
+        OptText, Option(help="Only these attacks of the profile, such as linear,decoder.")
+    ] = None,
+    attack: Annotated[OptTexts, Option(hidden=True)] = None,
     settings: console.SettingsOption = None,
     net: console.NetOption = None,
     seed: Annotated[OptInt, Option(help="Random seed of proposals and runs (default: 0).")] = None,
@@ -484,7 +493,7 @@ def sweep(  # noqa: PLR0917 - every option of the command, as typer wants them
         raise ConfigError("--address names a Ray cluster; add --engine ray")
     given: Json = {
         "defences": defence, "vary": vary, "trials": trials, "sampler": sampler,
-        "profile": profile, "attacks": attack, "seed": seed,
+        "profile": profile, "attacks": console.names_of(attacks, attack), "seed": seed,
     }  # fmt: skip
     options = {
         "dataset": dataset, "epochs": epochs, "net": net, "device": device,

@@ -37,7 +37,7 @@ def train(  # noqa: PLR0917 - every option of the command, as typer wants them
     settings: console.SettingsOption = None,
     final: Annotated[bool, Option("--final", help="Train on the validation images, too.")] = False,
     audit: Annotated[
-        OptText, Option(help="Then audit it: smoke, quick, laptop, standard or paper.")
+        OptText, Option(help="Then audit it: smoke, demo, quick, laptop, standard or paper.")
     ] = None,
     resume: Annotated[bool, Option("--resume", help="Continue the run of this name.")] = False,
     overwrite: console.Overwrite = False,

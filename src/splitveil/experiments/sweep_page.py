@@ -12,6 +12,7 @@ from splitveil.report.words import Lang, Sentence, sentence, word
 from splitveil.table import Cell, Table, csv_text, fixed, format_mse, percent
 
 PAGE, PLOT, TRIALS = "sweep.html", "sweep", "trials.csv"
+NEAR = 0.05  # of exposure: trials nearer than this protect alike
 LEARNED = 0.1  # of the way from guessing to always right: less is chance
 
 
@@ -55,10 +56,12 @@ def conclusion(result: Json) -> list[Sentence]:
             )
         ]  # fmt: skip
         others = [one for one in kept if one != name]
-        said += [
-            sentence("sweep.other", name=other, exposure=percent(exposed(kept[other]), 0))
-            for other in others
-        ]
+        for other in others:
+            near = exposed(kept[other]) - exposed(kept[name]) < NEAR
+            share = percent(exposed(kept[other]), 0)
+            said.append(
+                sentence("sweep.near" if near else "sweep.other", name=other, exposure=share)
+            )
     lost = tuple(one for one in result["defences"] if one not in kept)
     if lost and kept:
         said.append(sentence("sweep.lost", names=lost))
@@ -72,7 +75,7 @@ def draw_trials(result: Json, lang: Lang = "en") -> Drawing:
         axes = figure.add_subplot()
         line = sorted((100 * exposed(row), 100 * row["accuracy"]) for row in result["front"])
         axes.plot(*zip(*line, strict=True), color=GREY, linestyle="--", linewidth=1.2,
-                  label=word("sweep.front", lang))  # fmt: skip
+                  drawstyle="steps-post", label=word("sweep.front", lang))  # fmt: skip
         for at, name in enumerate(result["defences"]):
             own = [(100 * exposed(r), 100 * r["accuracy"]) for r in good if r["defence"] == name]
             if own:

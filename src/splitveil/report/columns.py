@@ -47,6 +47,7 @@ from splitveil.table import (
     Column,
     Format,
     Table,
+    duration,
     fixed,
     gap,
     mean_sd,
@@ -83,7 +84,8 @@ def _text(path: str) -> Callable[[RunFiles], str | None]:
     return lambda run: text(run.record, path)
 
 
-NATS, SECONDS, POINTS = both("unit.nats"), both("unit.seconds"), both("unit.points")
+NATS, POINTS = both("unit.nats"), both("unit.points")
+TIME = Format(text=lambda value, _: duration(value), nothing="")
 SHARE, LEAK = fixed(2, 100.0), fixed(1, 100.0)  # in per cent
 SHARES, LEAKAGES = mean_sd(2, 100.0), mean_sd(1, 100.0)  # of several seeds
 WORDS = Format(text=written, exact=lambda value: (written(value, "en"),), numeric=False)
@@ -225,7 +227,7 @@ ATTACKS = Table(
     column("column.mse", lambda row: row.scores.mse, MSE, "", "up", "MSE"),
     column("column.psnr", lambda row: row.scores.psnr_pooled, fixed(2), "dB", "down", "PSNR (dB)"),
     column("column.ssim", lambda row: row.scores.ssim, fixed(3), "", "down", "SSIM"),
-    column("column.time", lambda row: row.scores.seconds, fixed(1), SECONDS, "", "Time (s)"),
+    column("column.time", lambda row: row.scores.seconds, TIME, brief="Time"),
     column("column.best", _best_for, WORDS, brief="Strongest in"),
     together=lambda row: row.run.name,
 )
