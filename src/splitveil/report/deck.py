@@ -18,7 +18,7 @@ from splitveil.record.groups import Group, kinds
 from splitveil.record.schema import BRIEF, number, text
 from splitveil.report import canvas, curves, figures, sentences
 from splitveil.report.columns import CERTIFICATES, audited, flags_of, summary_of
-from splitveil.report.frontier import frontier
+from splitveil.report.gains import frontier
 from splitveil.report.method_charts import Chart, Spot, chart_of, read_chart
 from splitveil.report.page import ReportContent
 from splitveil.report.slides import (
