@@ -206,7 +206,7 @@ def test_figures_of_the_pages_are_those_of_the_records() -> None:
     fits = {(row["arm"], row["client"]): row for row in found["rows"]}
     for arm in dict.fromkeys(arm for arm, _ in fits):
         own = [fits[arm, client] for client in ("none", "noise", "veil")]
-        shown = (f"{row['mse']:.4f} ({row['cpu_seconds']:.0f})" for row in own)
-        assert " | ".join(shown) in text
+        cells = (f"{row['mse']:.4f} ({row['cpu_seconds']:.0f})" for row in own)
+        assert " | ".join(cells) in text
     for client in ("none", "noise", "veil"):
         assert fits["S2C96", client]["mse"] <= fits["N8C64", client]["mse"]
