@@ -38,6 +38,11 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Instant:
     return Instant(monkeypatch, no_memory_at(0.3))
 
 
+def shown(path: str) -> str:
+    """A page, with plain spaces where its lines must not break."""
+    return Path(path).read_text(encoding="utf-8").replace("\u00a0", " ")
+
+
 def test_the_result_is_told_in_lines(quick: Instant) -> None:
     result = call(*WORDS, "--trials", "3")
     assert result.exit_code == 0, text(result)
@@ -56,7 +61,7 @@ def test_the_result_is_told_in_lines(quick: Instant) -> None:
         "every trial: runs/sweep/trials.csv",
     ]  # fmt: skip
     assert Path("runs/sweep/sweep.svg").is_file()
-    page = Path("runs/sweep/sweep.html").read_text(encoding="utf-8")
+    page = shown("runs/sweep/sweep.html")
     assert "At most 1 point below the 90.0 % of “none”, “none” exposes the least: 80 %" in page
     assert "No trial of these keeps the accuracy: noise." in page
     assert "smoke audit: not for claims" in page
@@ -138,7 +143,7 @@ def test_a_sweep_that_learned_nothing_praises_no_trial(
     monkeypatch.setattr(quick, "work", lambda _: (0.11, -0.4))
     said = call(*WORDS, "--lang", "zh")
     assert said.exit_code == 0, text(said)
-    page = Path("runs/sweep/sweep.html").read_text(encoding="utf-8")
+    page = shown("runs/sweep/sweep.html")
     assert "没有一次试验学得足够好，无法比较：最好的准确率是 11.0 %，乱猜是 10.0 %。" in page
     assert "暴露最少" not in page
 
