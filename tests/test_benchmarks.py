@@ -205,8 +205,19 @@ def test_figures_of_the_pages_are_those_of_the_records() -> None:
     found, text = read("decoders--cifar10--2-core-x86.json", "attacks.md")
     fits = {(row["arm"], row["client"]): row for row in found["rows"]}
     for arm in dict.fromkeys(arm for arm, _ in fits):
-        own = [fits[arm, client] for client in ("none", "noise", "veil")]
-        cells = (f"{row['mse']:.4f} ({row['cpu_seconds']:.0f})" for row in own)
+        own = [fits.get((arm, client)) for client in ("none", "noise", "veil")]
+        cells = (f"{r['mse']:.4f} ({r['cpu_seconds']:.0f})" if r else "–" for r in own)
         assert " | ".join(cells) in text
     for client in ("none", "noise", "veil"):
         assert fits["S2C96", client]["mse"] <= fits["N8C64", client]["mse"]
+
+    text = " ".join((ROOT / "docs/guides/settings.md").read_text(encoding="utf-8").split())
+    found = json.loads((STORE / "precision--cifar10--2-core-x86.json").read_text("utf-8"))
+    assert " and ".join(f"{100 * row['accuracy']:.1f} %" for row in found["rows"]) in text
+    assert " and ".join(f"{row['mse']:.4f}" for row in found["rows"]) in text
+    found = json.loads((STORE / "settings--cifar10-laptop--2-core-x86.json").read_text("utf-8"))
+    for arm in ("plain", "nesterov", "flips"):
+        got = [row for row in found["rows"] if row["arm"] == arm]
+        right = ", ".join(f"{100 * row['val_accuracy']:.1f}" for row in got)
+        seconds = ", ".join(f"{row['cpu_seconds']:.0f}" for row in got)
+        assert f"| {right} | {seconds} |" in text
