@@ -104,6 +104,7 @@ def test_a_killed_sweep_loses_and_repeats_no_trial(jobs: str, tmp_path: Path) ->
     # Trials with the steep learning rate fail, which the exit code tells.
     assert again.wait(timeout=PATIENCE) == 3, (tmp_path / "stderr").read_text()
     result = json.loads((tmp_path / "stdout").read_text())
+    assert all((tmp_path / made).is_file() for made in result.pop("files"))
     assert result == json.loads((folder / "result.json").read_text())
     assert sorted(row["trial"] for row in result["trials"]) == [
         f"{defence}/{number}" for defence in ("noise", "none") for number in range(6)
