@@ -194,12 +194,12 @@ def test_figures_of_the_pages_are_those_of_the_records() -> None:
 
     found, text = read("quick--cifar10--2-core-x86.json", "attacks.md")
     old, new = found["rows"]
-    for shown in (
+    for sentence in (
         f"{old['user_s']:.0f} CPU seconds became {new['user_s']:.0f}",
         f"strongest MSE {old['mse']:.4f} became {new['mse']:.4f}",
         f"`k-query` {old['attacks']['k-query']:.4f} became {new['attacks']['k-query']:.4f}",
     ):
-        assert shown in text
+        assert sentence in text
 
     found, text = read("grid--cifar10--2-core-x86.json", "certificates.md")
     means = [f"{100 * statistics.mean(row['accuracy']):.2f}" for row in found["rows"]]
