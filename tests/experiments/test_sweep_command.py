@@ -247,7 +247,7 @@ def test_without_a_terminal_a_line_tells_that_a_trial_has_ended() -> None:
         table.finish(replace(made("noise/0"), error="no"))
         assert isinstance(screen.file, io.StringIO)
         told = screen.file.getvalue()
-    lines = [re.sub("after [0-9:]+ ", "", line) for line in told.splitlines()]
+    lines = [re.sub("after [0-9.]+ s ", "", line) for line in told.splitlines()]
     assert lines == ["1 of 2  none/0: acc 50.00 %, leakage 0.250", "2 of 3  noise/0: failed"]
 
 

@@ -16,7 +16,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
 from functools import lru_cache
 from itertools import chain, islice
 from pathlib import Path
@@ -56,6 +55,7 @@ from splitveil.io import (
 from splitveil.nets.clients import CLIENT_PREFIX
 from splitveil.record.schema import Record, number, read_value, wrong
 from splitveil.runs import Run, fit, flush_denormals, load_checked_teacher
+from splitveil.table import duration
 from splitveil.threat import Attack
 
 FILE = "trial.json"
@@ -177,7 +177,7 @@ class LiveTable(Bars):
             accuracy, leakage = trial.point
             said = f"acc {100 * accuracy:.2f} %, leakage {leakage:.3f}"
         ended = sum(map(len, self._ended.values()))
-        spent = timedelta(seconds=int(perf_counter() - self._began))
+        spent = duration(perf_counter() - self._began)
         line = f"{ended} of {self._expected} after {spent}  {trial.label}: {said}"
         self.console.print(printable(line), soft_wrap=True, markup=False, highlight=False)
 
