@@ -1,6 +1,5 @@
 """axe-core, in a real browser, finds no serious fault on the pages that readers meet."""
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,7 +7,7 @@ import pytest
 from chromium import read_axe
 from report.devtools import Tab, chromium
 from serve.browser import Browser, opened
-from serve.web import send, served, visit
+from serve.web import need_runtime, send, served, visit
 from short_runs import config
 
 import splitveil as sv
@@ -16,7 +15,6 @@ from splitveil.insight.explanation import explain_run
 from splitveil.report.page import read_runs, write_report
 from splitveil.report.words import Lang
 from splitveil.runs import export_run
-from splitveil.serve import page
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
 
@@ -93,10 +91,7 @@ def test_the_explanation_has_no_serious_fault(
 
 
 def test_the_served_page_has_no_serious_fault(browser: Browser, exported: Path, axe: str) -> None:
-    if not page.has_runtime():
-        if os.environ.get("CI") == "true":
-            pytest.fail("onnxruntime-web is not here; CI must run `make web` first")
-        pytest.skip("onnxruntime-web is not here; run `make web` for this test")
+    need_runtime()
     found = []
     for view, (width, dark) in VIEWS.items():
         browser.resize(width, 900, dark=dark)

@@ -16,6 +16,9 @@ from html import escape
 from itertools import groupby
 from typing import Any, Literal
 
+from rich.progress import ProgressColumn, Task
+from rich.text import Text
+
 from splitveil.io import printable
 
 NOTHING = "–"
@@ -92,6 +95,25 @@ def duration(seconds: float | int) -> str:
         return f"{whole} s"
     minutes, rest = divmod(whole, 60)
     return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"  # noqa: PLR2004
+
+
+class TimeLeft(ProgressColumn):
+    """The time that a bar still needs, at its end the time it took, as people say it."""
+
+    max_refresh = 0.5  # seconds
+
+    def render(self, task: Task) -> Text:
+        """The time, or a dash until there is an estimate."""
+        seconds = task.elapsed if task.finished else task.time_remaining
+        return Text(NOTHING if seconds is None else duration(seconds), style="cyan")
+
+
+class TimeSpent(ProgressColumn):
+    """The time since a bar began, as people say it."""
+
+    def render(self, task: Task) -> Text:
+        """The time, or a dash before it begins."""
+        return Text(NOTHING if task.elapsed is None else duration(task.elapsed), style="cyan")
 
 
 def count(value: int | float | None) -> str:

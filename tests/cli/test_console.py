@@ -4,8 +4,10 @@ import logging
 
 import pytest
 from lightning_fabric import Fabric
+from rich.progress import Task, TaskID
 
 from splitveil.cli import console
+from splitveil.table import TimeLeft, TimeSpent
 
 
 @pytest.mark.parametrize("width", [200, 80, 40])
@@ -49,6 +51,16 @@ def test_notes_of_the_training_library_stay_out_of_the_terminal(
     library.setLevel(logging.INFO)  # as its import does, which comes after
     Fabric(accelerator="cpu", devices=1, precision="bf16-mixed")
     assert caplog.messages == []
+
+
+def test_bars_tell_time_as_people_do() -> None:
+    clock = [0.0]
+    bar = Task(TaskID(0), "train", total=4, completed=0, _get_time=lambda: clock[0])
+    assert [str(column.render(bar)) for column in (TimeLeft(), TimeSpent())] == ["–", "–"]
+    bar.start_time, clock[0] = 0.0, 252.3
+    assert str(TimeSpent().render(bar)) == "4 min 12 s"
+    bar.finished_time = 75.0
+    assert str(TimeLeft().render(bar)) == "1 min 15 s"
 
 
 def test_without_a_terminal_every_epoch_leaves_a_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -148,6 +148,18 @@ def test_a_sweep_that_learned_nothing_praises_no_trial(
     assert "暴露最少" not in page
 
 
+def test_a_trial_at_chance_is_on_no_front(quick: Instant, monkeypatch: pytest.MonkeyPatch) -> None:
+    dead = {None: (0.9, 0.8), 0.1: (0.88, 0.3), 0.2: (0.12, -0.2)}
+    monkeypatch.setattr(quick, "work", lambda config: dead[config.noise_std])
+    said = call(*WORDS, "--json")
+    found = json.loads(said.stdout)
+    assert {row["leakage"] for row in found["front"]} == {0.8, 0.3}
+    assert found["at_chance"] == ["noise/1"]
+    assert "the front leaves them out: noise/1" in shown("runs/sweep/sweep.html")
+    told = text(call(*WORDS, "--resume"))
+    assert "not on the front, because hardly better than guessing: noise/1" in told
+
+
 def test_a_sweep_without_a_baseline_warns(quick: Instant) -> None:
     result = call("--defence", "veil", "--profile", "smoke", "--attack", "linear")
     assert result.exit_code == 0

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +15,22 @@ from PIL import Image
 from serve.browser import Browser, opened
 from serve.conftest import NOISE, Exported
 from serve.made import CLASSES, SHAPE, head, write_export
-from serve.web import READY, Recorder, send, served, shown, text, upload, visit, with_attacker
+from serve.web import (
+    READY,
+    Recorder,
+    need_runtime,
+    send,
+    served,
+    shown,
+    text,
+    upload,
+    visit,
+    with_attacker,
+)
 from torch import nn
 
 from splitveil.grid import step_of
 from splitveil.nets.exit import Exit
-from splitveil.serve import page
 from splitveil.serve.exits import KINDS, ExitRule, sureness
 from splitveil.serve.manifest import ATTACKER, CLIENT, SERVER, OnnxHalf, load_half, read_manifest
 from splitveil.serve.stages import STAGES, apply_stages
@@ -47,10 +56,7 @@ class Shown:
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    if not page.has_runtime():
-        if os.environ.get("CI") == "true":
-            pytest.fail("onnxruntime-web is not here; CI must run `make web` first")
-        pytest.skip("onnxruntime-web is not here; run `make web` for this test")
+    need_runtime()
     with opened(tmp_path_factory.mktemp("profile")) as found:
         found.resize(1000, 900)
         yield found

@@ -12,6 +12,7 @@ from splitveil.audits.suite import comparable, mean_image_mse
 from splitveil.audits.target import Attempt, Target
 from splitveil.io import Json
 from splitveil.record.schema import AT_CHANCE, FAR_BELOW, NOT_NEEDED, Flag
+from splitveil.record.statistics import learned
 from splitveil.rng import normal_like, stream
 from splitveil.threat import Access, Labelled, without_nan
 
@@ -26,7 +27,6 @@ MASKED = 1e-3  # of the change that a small step of the image makes: a gradient 
 SILENT = 0.01  # of the declared noise: less counts as none
 UNDECLARED = ("louder", "farther", "shape", "next image", "next number", "other number")
 SURE = 1e-3  # p-value below which two audits differ
-LEARNED = 0.1  # of the way from guessing to always right: less is chance
 BESIDE = (FAR_BELOW,)  # raised where other rows are at hand: `report.gains`
 PROBED_ON = {"sent": "what is sent", "clean": "the clean features", "own": "the end of the body"}
 TELLS_P, TELLS_BITS = 0.01, 0.01  # of the bit that says whether an image was sent
@@ -295,7 +295,7 @@ def answers_at_chance(target: Target, accuracy: float | None) -> str | None:
     """A model that learned nothing has nothing to protect, and protects it well."""
     labels = (target.scored if target.test is None else target.test).labels
     guess = float(labels.bincount().max()) / len(labels)
-    if accuracy is None or accuracy >= guess + LEARNED * (1 - guess):
+    if accuracy is None or learned(accuracy, guess):
         return None
     return f"accuracy is {100 * accuracy:.2f} %, always guessing one class {100 * guess:.2f} %"
 

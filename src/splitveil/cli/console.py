@@ -12,7 +12,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.logging import RichHandler
 from rich.measure import Measurement
-from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TaskProgressColumn, TextColumn
 from rich.progress import Progress as RichProgress
 from rich.table import Table
 from rich.text import Text
@@ -20,7 +20,7 @@ from typer import Argument, Option
 
 from splitveil.errors import ConfigError
 from splitveil.io import Progress, finite, printable
-from splitveil.table import duration
+from splitveil.table import TimeLeft, duration
 
 if TYPE_CHECKING:
     from splitveil.record.files import RunFiles
@@ -99,8 +99,7 @@ def progress_bar(title: str) -> Iterator[Progress]:
         return
     with RichProgress(
         TextColumn("[bold]{task.description}"), BarColumn(bar_width=8), TaskProgressColumn(),
-        TimeRemainingColumn(elapsed_when_finished=True),
-        TextColumn("{task.fields[note]}", markup=False), console=err,
+        TimeLeft(), TextColumn("{task.fields[note]}", markup=False), console=err,
     ) as bar:  # fmt: skip
         task = bar.add_task(title, total=None, note="")
         yield lambda done, total, note="": bar.update(
@@ -112,7 +111,8 @@ class ProgressLines:
     """A `Progress` that prints lines; a part of the work ends when the note names another one."""
 
     def __init__(self, title: str) -> None:
-        self._title, self._part, self._last = title, "", ""
+        self._title, self._part = title, ""
+        self._last: tuple[int, int, float, str] | None = None  # done, total, seconds, note
         self._began = self._printed = time.monotonic()
 
     def __call__(self, done: int, total: int, note: str = "") -> None:
@@ -121,17 +121,19 @@ class ProgressLines:
         part = " ".join(words[: 2 if note.startswith("epoch ") else 1])
         if part != self._part:
             self.flush()
-        spent = duration(time.monotonic() - self._began)
         self._part = part
-        self._last = f"{self._title} {100 * done // max(total, 1)} % after {spent}  {note}"
+        self._last = done, total, time.monotonic() - self._began, note
         if time.monotonic() - self._printed >= LINE_EVERY_S:
             self.flush()
 
     def flush(self) -> None:
         """Print the last state that was not printed."""
-        if self._last:
-            err.print(printable(self._last.rstrip()), soft_wrap=True)
-            self._printed, self._last = time.monotonic(), ""
+        if self._last is None:
+            return
+        done, total, spent, note = self._last
+        line = f"{self._title} {100 * done // max(total, 1)} % after {duration(spent)}  {note}"
+        err.print(printable(line.rstrip()), soft_wrap=True)
+        self._printed, self._last = time.monotonic(), None
 
 
 def show_json(data: Any) -> None:  # noqa: ANN401 - any JSON value

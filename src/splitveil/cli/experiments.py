@@ -1,7 +1,7 @@
 """The commands that make many runs: `demo`, `clients`, `sweep`, `reproduce`."""
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -542,6 +542,7 @@ def show_sweep(result: Json, *files: str) -> None:
         "front: no other trial is as accurate and as private, and better in one",
         f"hypervolume {result['hypervolume']['value']:.3f}: share covered from accuracy "
         f"{at['accuracy']:g}, leakage {at['leakage']:g}",
+        *_left_out(result["at_chance"]),
     )
     rows: list[Json] = []
     for name, one in result["defences"].items():
@@ -560,6 +561,11 @@ def show_sweep(result: Json, *files: str) -> None:
     if kept := [row for row in rows if "run" in row]:
         run = Path(min(kept, key=lambda row: row["exposure"])["run"])
         console.print_lines(f"next: splitveil audit {shlex.quote(shown_path(run))}")
+
+
+def _left_out(at_chance: Sequence[str]) -> list[str]:
+    names = ", ".join(at_chance)
+    return [f"not on the front, because hardly better than guessing: {names}"] if names else []
 
 
 def _shown(row: Json) -> Json:

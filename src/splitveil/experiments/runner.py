@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn
 from rich.progress import Progress as Bars
 from rich.table import Column
 
@@ -55,7 +55,7 @@ from splitveil.io import (
 from splitveil.nets.clients import CLIENT_PREFIX
 from splitveil.record.schema import Record, number, read_value, wrong
 from splitveil.runs import Run, fit, flush_denormals, load_checked_teacher
-from splitveil.table import duration
+from splitveil.table import TimeSpent, duration
 from splitveil.threat import Attack
 
 FILE = "trial.json"
@@ -130,7 +130,7 @@ class LiveTable(Bars):
     def __init__(self, console: Console | None = None) -> None:
         super().__init__(
             TextColumn("{task.description}", markup=False), BarColumn(bar_width=8),
-            MofNCompleteColumn(), TimeElapsedColumn(),
+            MofNCompleteColumn(), TimeSpent(),
             TextColumn("{task.fields[note]}", markup=False, table_column=Column(overflow="fold")),
             console=console, disable=console is None,
         )  # fmt: skip

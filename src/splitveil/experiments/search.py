@@ -55,7 +55,7 @@ from splitveil.io import (
     write_text,
 )
 from splitveil.nets.clients import require
-from splitveil.record.statistics import front, hypervolume, most_private
+from splitveil.record.statistics import front, hypervolume, learned, most_private
 from splitveil.rng import derive_seed
 from splitveil.runs import load_checked_teacher, load_teacher, splits_of, teacher_folder
 
@@ -609,6 +609,8 @@ def _row(trial: Trial) -> Json:
 def sweep_result(plan: SearchPlan, trials: Iterable[Trial], folder: Path, classes: int) -> Json:
     """Front, hypervolumes and the best trial of each defence; refused where every trial failed.
 
+    Trials at chance are on no front: they leak little because they know nothing.
+
     Args:
         plan: The sweep's plan.
         trials: Trials that have ended.
@@ -621,31 +623,35 @@ def sweep_result(plan: SearchPlan, trials: Iterable[Trial], folder: Path, classe
     if not good:
         errors = "; ".join(f"{t.label}: {t.error}" for t in every[:3])
         raise RunError(f"every trial failed: {errors}; fix the cause and try again with --resume")
+    guess = 1.0 / classes
+    living = [t for t in good if learned(t.point[0], guess)]
     base = max([t for t in good if t.group == "none"] or good, key=lambda t: t.point[0])
     best = {}
     for name in plan.defences:
         own = [t for t in good if t.group == name]
-        chosen = most_private([t.point for t in own], base.point[0] - LOSS - _ROUNDING)
+        alive = [t for t in own if t in living]
+        chosen = most_private([t.point for t in alive], base.point[0] - LOSS - _ROUNDING)
         count = sum(t.group == name for t in every)
         best[name] = {
             "trials": count, "failed": count - len(own),
             "accuracy": max((t.point[0] for t in own), default=None),
             "hypervolume": _volume(own, classes),
-            "best": None if chosen is None else _row(own[chosen]),
+            "best": None if chosen is None else _row(alive[chosen]),
         }  # fmt: skip
-    marks = front([t.point for t in good])
-    members = [t for t, mark in zip(good, marks, strict=True) if mark]
+    marks = front([t.point for t in living])
+    members = [t for t, mark in zip(living, marks, strict=True) if mark]
     return {
         "sweep": str(folder),
         "plan": asdict(plan) | {"attacks": list(ranking_attacks(plan.profile, plan.attacks))},
         "measured_on": "validation images",
-        "reference_point": {"accuracy": 1.0 / classes, "leakage": 1.0},
+        "reference_point": {"accuracy": guess, "leakage": 1.0},
         "hypervolume": _volume(good, classes),
         "reference_accuracy": {
             "accuracy": base.point[0], "defence": base.group, "trial": base.label
         },
         "allowed_loss": LOSS,
         "defences": best,
+        "at_chance": [t.label for t in good if t not in living],
         "front": [_row(t) for t in sorted(members, key=lambda t: -t.point[0])],
         "trials": [_row(t) for t in every],
     }  # fmt: skip

@@ -13,7 +13,6 @@ from splitveil.table import Cell, Table, csv_text, fixed, format_mse, percent
 
 PAGE, PLOT, TRIALS = "sweep.html", "sweep", "trials.csv"
 NEAR = 0.05  # of exposure: trials nearer than this protect alike
-LEARNED = 0.1  # of the way from guessing to always right: less is chance
 
 
 def exposed(row: Json) -> float:
@@ -39,7 +38,7 @@ def conclusion(result: Json) -> list[Sentence]:
         result: What `run_sweep` returns.
     """
     base, guess = result["reference_accuracy"], result["reference_point"]["accuracy"]
-    if base["accuracy"] < guess + LEARNED * (1 - guess):
+    if not result["front"]:
         dead = {"best": percent(base["accuracy"], 1), "guess": percent(guess, 1)}
         return [sentence("sweep.dead", **dead), sentence("sweep.validation")]
     kept = {name: one["best"] for name, one in result["defences"].items() if one["best"]}
@@ -65,6 +64,8 @@ def conclusion(result: Json) -> list[Sentence]:
     lost = tuple(one for one in result["defences"] if one not in kept)
     if lost and kept:
         said.append(sentence("sweep.lost", names=lost))
+    if result["at_chance"]:
+        said.append(sentence("sweep.chance", names=tuple(result["at_chance"])))
     return [*said, sentence("sweep.validation")]
 
 
@@ -74,8 +75,9 @@ def draw_trials(result: Json, lang: Lang = "en") -> Drawing:
     with board(8.4, 4.4, laid_out=True) as figure:
         axes = figure.add_subplot()
         line = sorted((100 * exposed(row), 100 * row["accuracy"]) for row in result["front"])
-        axes.plot(*zip(*line, strict=True), color=GREY, linestyle="--", linewidth=1.2,
-                  drawstyle="steps-post", label=word("sweep.front", lang))  # fmt: skip
+        if line:
+            axes.plot(*zip(*line, strict=True), color=GREY, linestyle="--", linewidth=1.2,
+                      drawstyle="steps-post", label=word("sweep.front", lang))  # fmt: skip
         for at, name in enumerate(result["defences"]):
             own = [(100 * exposed(r), 100 * r["accuracy"]) for r in good if r["defence"] == name]
             if own:
