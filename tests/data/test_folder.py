@@ -11,7 +11,10 @@ from splitveil.config.resolve import resolve
 from splitveil.config.run_config import RunConfig
 from splitveil.data.catalogue import load
 from splitveil.data.dataset import Dataset
+from splitveil.data.folder import file_names
 from splitveil.errors import ConfigError, DataError
+
+ORIENTATION = 0x0112  # of EXIF
 
 
 def pixels(seed: int, shape: tuple[int, ...] = (5, 4, 3)) -> np.ndarray:
@@ -99,6 +102,30 @@ def refused(root: Path, message: str) -> None:
 def test_another_size_names_the_first_offender(tmp_path: Path) -> None:
     odd = save(two_classes(tmp_path) / "dog" / "04.png", pixels(0, (5, 6, 3)))
     refused(tmp_path, re.escape(f"{odd} is 6×5 RGB, but {tmp_path}/ant/00.png is 4×5 RGB; resize"))
+
+
+def test_photographs_of_any_size_become_upright_squares(tmp_path: Path) -> None:
+    half = np.concatenate([np.full((20, 40, 3), 250, np.uint8), np.zeros((20, 40, 3), np.uint8)])
+    turned = Image.Exif()
+    turned[ORIENTATION] = 6  # lies on its side; the top of the scene is at the left
+    for name in ("dog", "ant"):
+        for i in range(5):
+            save(tmp_path / name / f"{i}.png", half[:, : 30 + i])
+        Image.fromarray(np.rot90(half)).save(tmp_path / name / "9.png", exif=turned)
+    data = load(f"folder:{tmp_path}@8")
+    assert data.image_shape == (3, 8, 8)
+    assert data.name == f"folder:{tmp_path}@8"
+    assert (data.images[:, :, 0] > 240).all()
+    assert (data.images[:, :, -1] < 10).all()
+    assert file_names(data.name) == [f"{c}/{i}.png" for c in ("ant", "dog") for i in (*range(5), 9)]
+    with pytest.raises(DataError, match="asks for images of 2×2; give a side from 4 to 1024"):
+        load(f"folder:{tmp_path}@2")
+    with pytest.raises(DataError, match=r"there is no .*photos; give an existing path"):
+        load(f"folder:{tmp_path}/photos@8")
+
+
+def test_a_folder_may_be_called_as_if_it_had_a_side(tmp_path: Path) -> None:
+    assert read(two_classes(tmp_path / "pets@8")).image_shape == (3, 5, 4)
 
 
 def test_another_colour_names_the_first_offender(tmp_path: Path) -> None:
@@ -191,7 +218,7 @@ def test_a_colour_image_among_grey_ones_names_the_first_offender(tmp_path: Path)
         for i in range(3):
             save(tmp_path / name / f"{i}.png", pixels(i, (5, 4)))
     odd = save(tmp_path / "b" / "1.png", pixels(0))
-    message = f"{odd} is 4×5 RGB, but {tmp_path}/a/0.png is 4×5 grey; resize or convert"
+    message = f"{odd} is 4×5 RGB, but {tmp_path}/a/0.png is 4×5 grey; convert the images"
     refused(tmp_path, re.escape(message))
 
 

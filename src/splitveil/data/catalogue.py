@@ -43,7 +43,7 @@ DATASETS: Mapping[str, Source] = {
         read=mnist.read_fashion,
     ),
     "folder": Source(
-        summary="your images, PATH/<class>/<image>, with or without train/ and test/",
+        summary="your images, PATH/<class>/<image>; PATH@64 makes squares of them",
         needs_path=True,
         read=folder.read,
     ),
@@ -78,8 +78,8 @@ def load(
     """Read a dataset, downloading it if necessary.
 
     Args:
-        name: A name of the catalogue, such as `cifar10`; or `folder:PATH` or `npz:PATH` for your
-            own files.
+        name: A name of the catalogue, such as `cifar10`; or `folder:PATH`, `folder:PATH@SIDE` or
+            `npz:PATH` for your own files.
         data_dir: Where archives lie and are downloaded to; see `data_root`.
         progress: Called while files are downloaded or decoded.
         whole: Whether all images are used together and nothing is trained; a few are then enough.

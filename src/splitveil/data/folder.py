@@ -1,13 +1,16 @@
 """`folder:PATH`: one folder per class, with images of one size.
 
 `PATH/<class>/<image>` is divided into a training and a test part; `PATH/train/<class>/<image>` and
-`PATH/test/<class>/<image>` are used as divided. EXIF rotation is ignored.
+`PATH/test/<class>/<image>` are used as divided. EXIF rotation is ignored. `folder:PATH@64` reads
+photographs of any size: each is turned upright, its middle square is cut out and becomes 64×64.
 """
 
 import math
+import re
 import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from io import BytesIO
 from itertools import chain
 from pathlib import Path
@@ -15,7 +18,7 @@ from typing import BinaryIO
 
 import numpy as np
 from einops import rearrange
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from splitveil.data.dataset import (
     TOLD,
@@ -34,23 +37,40 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 MODES = {"1": "L", "L": "L", "RGB": "RGB"}
 REPORT_EVERY = 256
 MAX_FILE = 1 << 28  # bytes of one image file; Pillow bounds its pixels
+SIDES = range(4, 1025)  # pixels of `folder:PATH@SIDE`
 Files = list[tuple[Path, int]]
 
 
 def read(request: ReadRequest) -> Dataset:
     """The dataset in a folder, classes in sorted order."""
-    path = request.existing_path()
+    given = request.path or Path()
+    folder, side = sized(given)
+    path = replace(request, path=folder).existing_path()
     parts = parts_of(path)
     if len(parts) > 1:
         check_same_classes(*parts)
     classes, files = listed(parts)
     return make_dataset(
-        f"folder:{path}",
-        read_files(list(chain(*files)), request.progress),
+        f"folder:{given}",
+        read_files(list(chain(*files)), request.progress, side),
         classes,
         first=len(files[0]) if len(files) > 1 else None,
         whole=request.whole,
     )
+
+
+def sized(path: Path) -> tuple[Path, int | None]:
+    """The folder of `PATH` or `PATH@SIDE`, and the side of the squares that its images become.
+
+    >>> sized(Path("photos@64"))[1], sized(Path("photos"))[1]
+    (64, None)
+    """
+    found = re.fullmatch(r"(.+)@([0-9]+)", str(path))
+    if found is None or path.exists():
+        return path, None
+    if (side := int(found[2])) not in SIDES:
+        raise DataError(f"{path} asks for images of {side}×{side}; give a side from 4 to 1024")
+    return Path(found[1]), side
 
 
 def parts_of(path: Path) -> list[Path]:
@@ -126,23 +146,26 @@ def file_names(dataset: str) -> list[str] | None:
     kind, _, place = dataset.partition(":")
     if kind != "folder":
         return None
-    root = Path(place).expanduser()
+    root, _ = sized(Path(place).expanduser())
     return [file.relative_to(root).as_posix() for file, _ in chain(*listed(parts_of(root))[1])]
 
 
-def read_files(files: Files, progress: Progress) -> Arrays:
-    """Images (n, c, h, w) uint8 and labels (n,) of files of one size and colour."""
+def read_files(files: Files, progress: Progress, side: int | None = None) -> Arrays:
+    """Images (n, c, h, w) uint8 and labels (n,) of files of one colour, and of one size or side."""
     first = files[0][0]
-    shape = (len(files), *decode(first, str(first)).shape)
+    shape = (len(files), *decode(first, str(first), side=side).shape)
     check_memory(math.prod(shape), f"the folder of {first}")
     images = np.empty(shape, np.uint8)
     for i, (path, _) in enumerate(files):
-        pixels = decode(path, str(path))
+        pixels = decode(path, str(path), side=side)
         if pixels.shape != images.shape[1:]:
             raise DataError(
                 f"{path} is {describe(pixels)}, but {first} is {describe(images[0])}; "
-                "resize or convert the images so that all are alike, for example with the lines of "
-                "docs/start/own-data.md"
+                + (
+                    "resize the images, or let each become a square with folder:PATH@64"
+                    if pixels.shape[0] == shape[1]
+                    else "convert the images so that all have the same colours"
+                )
             )
         images[i] = pixels
         if i % REPORT_EVERY == 0 or i + 1 == len(files):
@@ -160,13 +183,16 @@ def describe(pixels: np.ndarray) -> str:
     return f"{w}×{h} {'RGB' if c > 1 else 'grey'}"
 
 
-def decode(source: Path | BytesIO, name: str, advice: str | None = None) -> np.ndarray:
+def decode(
+    source: Path | BytesIO, name: str, advice: str | None = None, *, side: int | None = None
+) -> np.ndarray:
     """Pixels (c, h, w) uint8 of an image, grey (c = 1) or RGB (c = 3).
 
     Args:
         source: The file, or its bytes.
         name: What messages call it.
         advice: What to do about a broken image, if the user cannot convert or replace it.
+        side: If given, the upright image's middle square, resized to side × side.
     """
     try:
         with warnings.catch_warnings():
@@ -180,7 +206,11 @@ def decode(source: Path | BytesIO, name: str, advice: str | None = None) -> np.n
                             or "convert it, and decide what to do with palette, depth or alpha"
                         )
                     )
-                pixels = np.asarray(image.convert(MODES[image.mode]))
+                kept = image.convert(MODES[image.mode])
+                if side is not None:
+                    ImageOps.exif_transpose(kept, in_place=True)
+                    kept = ImageOps.fit(kept, (side, side))
+                pixels = np.asarray(kept)
     except (Image.DecompressionBombWarning, Image.DecompressionBombError) as err:
         raise DataError(f"{name} is suspiciously large ({err}); {advice or 'resize it'}") from err
     except (OSError, SyntaxError, ValueError) as err:
