@@ -39,7 +39,7 @@ def resolve(name: str) -> Any:  # noqa: ANN401 - whatever the documents name
 
 def test_the_budgets_of_the_protocol_are_those_of_the_code() -> None:
     printed = {
-        row[0]: (row[1], *map(int, row[2:7]), float(row[7]), float(row[8]), row[9])
+        row[0]: (row[1], *map(int, row[2:6]), row[6], int(row[7]), *map(float, row[8:10]), row[10])
         for row in table(read("reference/protocol.md"), "profile")
     }
     real = {}
@@ -51,8 +51,9 @@ def test_the_budgets_of_the_protocol_are_those_of_the_code() -> None:
         d = attacks["decoder"]
         assert isinstance(d, Decoder)
         real[name] = (
-            *(d.net, d.blocks, d.width, d.epochs, d.min_steps, d.batch_size),
-            *(d.lr, d.weight_decay, d.schedule),
+            *(d.net, d.blocks, d.width, d.epochs, d.min_steps),
+            "–" if d.max_steps is None else str(d.max_steps),
+            *(d.batch_size, d.lr, d.weight_decay, d.schedule),
         )
     assert printed == real
 

@@ -32,21 +32,27 @@ PROBED = 1000  # aux images that units and channel are measured on
 class Budget:
     """How long a fit may take: max(`epochs` · ⌊n/batch⌋, `min_steps`) steps for n samples.
 
+    They are `max_steps` at most.
+
     Args:
         epochs: Passes over the samples.
         batch_size: Samples per step; fewer if there are fewer.
         min_steps: Steps to take even if `epochs` would need fewer.
+        max_steps: Where to stop even if `epochs` would need more; None: nowhere.
         lr: Peak learning rate.
         weight_decay: Decoupled (AdamW) with "one-cycle", L2 (Adam) with "cosine".
         schedule: Course of the learning rate, see `rate_at`.
 
     >>> Budget(epochs=2, min_steps=5, batch_size=4).steps(10)
     5
+    >>> Budget(epochs=2, max_steps=3, batch_size=4).steps(10)
+    3
     """
 
     epochs: int
     batch_size: int
     min_steps: int = 0
+    max_steps: int | None = None
     lr: float = 2e-3
     weight_decay: float = 1e-2
     schedule: RateSchedule = "one-cycle"
@@ -59,7 +65,8 @@ class Budget:
 
     def steps(self, n: int) -> int:
         """Steps for n samples."""
-        return max(self.epochs * (n // min(self.batch_size, n)), self.min_steps)
+        steps = max(self.epochs * (n // min(self.batch_size, n)), self.min_steps)
+        return steps if self.max_steps is None else min(steps, self.max_steps)
 
     def rate_at(self, done: float) -> float:
         """Learning rate after a share `done` of the steps.

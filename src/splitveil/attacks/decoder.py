@@ -160,6 +160,7 @@ class Decoder:
         blocks: Residual blocks, ≥ 0.
         epochs: Passes over aux, ≥ 0.
         min_steps: Least number of steps; a small aux set gets more epochs until it is reached.
+        max_steps: Greatest number of steps; a large aux set is not passed so often. None: no limit.
         batch_size: Images per step, ≥ 2.
         lr: Peak learning rate, > 0.
         weight_decay: Decay of the weights, ≥ 0.
@@ -184,6 +185,7 @@ class Decoder:
     blocks: int = 8
     epochs: int = 16
     min_steps: int = 0
+    max_steps: int | None = None
     batch_size: int = 256
     lr: float = 2e-3
     weight_decay: float = 1e-2
