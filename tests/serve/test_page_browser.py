@@ -12,6 +12,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from PIL import Image
+from serve import made
 from serve.browser import Browser, opened
 from serve.conftest import NOISE, Exported
 from serve.made import CLASSES, SHAPE, head, write_export
@@ -339,6 +340,19 @@ def rule_for(
         kind=kind, temperature=0.5, thresholds=(float(np.median(sure)),) * CLASSES, send=0.5,
         average=average,
     )  # fmt: skip
+
+
+def test_a_colour_page_shows_no_picture_before_there_is_one(
+    browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(made, "SHAPE", (3, 1, 2))
+    colours = np.array([[[250, 20, 130], [0, 255, 90]]], np.uint8)
+    Image.fromarray(colours).save(tmp_path / "colours.png")
+    with served(write_export(tmp_path / "e")) as (url, _):
+        visit(browser, url)
+        assert browser.value("document.getElementById('picture').hidden")
+        upload(browser, tmp_path / "colours.png")
+        assert not browser.value("document.getElementById('picture').hidden")
 
 
 @pytest.mark.parametrize("average", [False, True])

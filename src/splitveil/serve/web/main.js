@@ -131,8 +131,10 @@ async function send(model, picture) {
 
 function prepare(model) {
   const picture = new Picture(at("picture"), model.manifest.image_shape, () => {
+    at("picture").hidden = false;
     at("send").disabled = false;
   });
+  at("picture").hidden = !picture.drawable; // an empty square would look like a broken picture
   at("draw-hint").hidden = !picture.drawable;
   at("clear").hidden = !picture.drawable;
   at("invert").hidden = model.manifest.image_shape[0] !== 1;
