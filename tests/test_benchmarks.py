@@ -32,6 +32,9 @@ def check_precision(found: dict[str, Any]) -> None:
         assert mean["mse"] == pytest.approx(sum(row["mse"] for row in of) / len(of))
 
 
+BRIEF = 4  # epochs of the trainings that compare settings
+
+
 def check(found: dict[str, Any]) -> None:
     if found["suite"] == "precision":
         check_precision(found)
@@ -197,9 +200,17 @@ def test_figures_of_the_pages_are_those_of_the_records() -> None:
     for sentence in (
         f"{old['user_s']:.0f} CPU seconds became {new['user_s']:.0f}",
         f"strongest MSE {old['mse']:.4f} became {new['mse']:.4f}",
-        f"`k-query` {old['attacks']['k-query']:.4f} became {new['attacks']['k-query']:.4f}",
+        *(
+            f"`{name}` {old['attacks'][name]:.4f} became {new['attacks'][name]:.4f}"
+            for name in ("k-query", "rmle", "prior")
+        ),
     ):
         assert sentence in text
+    assert new["mse"] <= old["mse"]
+
+    found, text = read("exit--2-core-x86--2-threads.json", "../guides/deploy.md")
+    for row in found["rows"]:
+        assert f"| {row['median_ms']:.2f} | {row['sent']:.2f} | {row['bytes_per_image']:.0f} |" in text
 
     found, text = read("grid--cifar10--2-core-x86.json", "certificates.md")
     means = [f"{100 * statistics.mean(row['accuracy']):.2f}" for row in found["rows"]]
@@ -226,7 +237,23 @@ def test_figures_of_the_pages_are_those_of_the_records() -> None:
     assert " and ".join(f"{row['mse']:.4f}" for row in found["rows"]) in text
     found = json.loads((STORE / "settings--cifar10-laptop--2-core-x86.json").read_text("utf-8"))
     for arm in ("plain", "nesterov", "flips"):
-        got = [row for row in found["rows"] if row["arm"] == arm]
+        got = [row for row in found["rows"] if row["arm"] == arm and row["epochs"] == BRIEF]
         right = ", ".join(f"{100 * row['val_accuracy']:.1f}" for row in got)
         seconds = ", ".join(f"{row['cpu_seconds']:.0f}" for row in got)
         assert f"| {right} | {seconds} |" in text
+    one = json.loads((STORE / "cifar10-laptop--2-core-x86.json").read_text("utf-8"))
+    assert (
+        f"accuracy {100 * one['accuracy']:.1f} %, strongest attack MSE {one['strongest']['mse']:.4f}, "
+        f"leakage {100 * one['leakage']:.0f} %, of the 4×4 block means "
+        f"{100 * one['leakage_bands']['low']:.0f} %"
+    ) in text
+    minutes, seconds = divmod(int(one["rows"][0]["wall_s"]), 60)
+    assert f"takes {minutes}:{seconds:02d} on these two cores" in text
+    at = {(row["arm"], row["seed"], row["epochs"]): row for row in found["rows"]}
+    for epochs in (4, 8, 12, 16):
+        row = at["nesterov", 0, epochs]
+        shown = f"{100 * row['val_accuracy']:.1f} | {row['cpu_seconds']:.0f}"
+        assert f"| {epochs} | {shown} |" in text
+    for arm, where in (("nesterov-float32", "in float32"), ("nesterov", "in bf16")):
+        pair = [100 * at[arm, seed, BRIEF]["val_accuracy"] for seed in (0, 1)]
+        assert f"{pair[0]:.1f} and {pair[1]:.1f} % {where}" in text

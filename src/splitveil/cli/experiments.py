@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from splitveil.config.run_config import RunConfig
 
 EXIT_SOME_FAILED = 3  # the command ended, but trials failed
-MINUTES = {False: "two", True: "ten"}  # that the demo takes, brief and with all attacks
+MINUTES = {False: "two", True: "six"}  # that the demo takes, brief and with all attacks
 SAME_COMMAND = "the same command"
 TRAINS = "--rank or --alone"
 EPOCHS = "Passes over the data (default: a quarter of a full training)."
