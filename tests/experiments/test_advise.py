@@ -47,6 +47,19 @@ def test_digits_are_advised_on_and_the_same_command_continues(tmp_path: Path) ->
     assert "not tried:" in again.stdout
 
 
+@pytest.mark.slow
+def test_where_the_best_body_has_no_room_for_an_early_wire_a_smaller_one_asks(
+    tmp_path: Path,
+) -> None:
+    words = ("--macs", "2e5", "--wire", "64", "--dataset", "digits", "--minutes", "0.05")
+    found = json.loads(call("advise", *words, "--runs-dir", str(tmp_path), "--json").stdout)
+    best = next(row for row in found["rows"] if row["kind"] == "alone")
+    exits = [row for row in found["rows"] if row["kind"] == "exit"]
+    assert exits
+    assert all(row["macs"] <= 2e5 for row in exits)
+    assert best["macs"] > 0.95 * 2e5
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,7 @@ from splitveil.report.gains import Kind
 from splitveil.runs import Run, load_run
 from splitveil.threat import CHUNK, Attack
 
+SLACK = (0.9, 0.75, 0.5)  # of the device, for bodies that get an early wire beside their own head
 SHARES = (0.05, 0.1, 0.2, 0.3, 0.5)  # of the images that an early-exit row sends
 ATTACKS = ("linear", "decoder")  # of profile `quick`
 PROFILE = "quick"
@@ -350,12 +352,15 @@ def _checked(row: Tried) -> Tried:
     return replace(row, checked=True, **worse)
 
 
-def _clients_alone(dataset: Dataset, limits: DeviceLimits) -> tuple[list[Answering], list[str]]:
-    """Clients alone to try; where none fits, none, and why."""
+def _clients_alone(
+    dataset: Dataset, limits: DeviceLimits, share: float = 1.0
+) -> tuple[list[Answering], list[str]]:
+    """Clients alone to try within a share of the device; where none fits, none, and why."""
+    stored = None if limits.stored is None else share * limits.stored
     try:
         found = answering_clients(
-            dataset.image_shape, dataset.num_classes, max_macs=limits.macs,
-            max_stored=limits.stored, wire_floats=limits.wire_floats,
+            dataset.image_shape, dataset.num_classes, max_macs=share * limits.macs,
+            max_stored=stored, wire_floats=limits.wire_floats,
             most=CLIENTS,
             deepest=False,
         )  # fmt: skip
@@ -409,10 +414,7 @@ def _with_server(  # noqa: PLR0917 - what `run_advise` knows
     for name, defence in (("split, noise", "noise"), ("split, veil", "veil")):
         run = replace(below, defence=defence, client=split, server=server, noise_std=usual)
         trials.append(("split", Trial(label=name, config=run)))
-    places = [f"{spec}@{tap}" for spec in specs for tap in taps_of(spec)[1:] or taps_of(spec)]
-    early = next(
-        (p for p in places if _fits(below, "early-exit", p, server, dataset, limits)), None
-    )
+    early = _early_client(below, specs, server, dataset, limits)
     if early is None:
         missing.append("early exit: no body with an own head and an early wire fits the device")
         return trials
@@ -423,6 +425,28 @@ def _with_server(  # noqa: PLR0917 - what `run_advise` knows
         run = replace(below, defence=defence, client=early, server=server, noise_std=usual)
         trials.append(("exit", Trial(label=name, config=run)))
     return trials
+
+
+def _early_client(
+    below: RunConfig,
+    specs: Sequence[ClientSpec],
+    server: str,
+    dataset: Dataset,
+    limits: DeviceLimits,
+) -> str | None:
+    """The best body that still fits with a wire from an early layer, else a smaller one.
+
+    The wire from an early layer costs more than the convolution that a body alone ends with.
+    """
+    smaller = [one.spec for share in SLACK for one in _clients_alone(dataset, limits, share)[0]]
+    best = specs[0]
+    # stable: of each kind the largest share first
+    smaller.sort(key=lambda s: (s.family, s.stem_stride) != (best.family, best.stem_stride))
+    for spec in chain(specs, smaller):
+        for tap in taps_of(spec)[1:] or taps_of(spec):
+            if _fits(below, "early-exit", place := f"{spec}@{tap}", server, dataset, limits):
+                return place
+    return None
 
 
 def _fits(  # noqa: PLR0917 - what decides it
