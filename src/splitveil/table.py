@@ -104,7 +104,7 @@ class TimeLeft(ProgressColumn):
 
     def render(self, task: Task) -> Text:
         """The time, or a dash until there is an estimate."""
-        seconds = task.elapsed if task.finished else task.time_remaining
+        seconds = task.finished_time if task.finished else task.time_remaining
         return Text(NOTHING if seconds is None else duration(seconds), style="cyan")
 
 

@@ -72,7 +72,7 @@ def follow(text: str, folder: Path) -> None:
         ),
         pytest.param(
             ("start/own-data.md",),
-            ("runs/arrays/config.toml", "runs/shapes/record.json", "small/disc/00.png"),
+            ("runs/arrays/config.toml", "runs/shapes/record.json", "runs/small-shapes/checkpoint.safetensors"),
             id="own data",
         ),
         pytest.param(

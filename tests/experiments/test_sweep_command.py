@@ -229,7 +229,7 @@ def test_the_table_shows_what_runs_and_what_is_done() -> None:
     told = table.begin(made("noise/0", noise_std=0.1))
     assert "noise/0 noise_std=0.1 seed=3" in seen()
     told(1, 4, "epoch 1/4")
-    assert re.search(r"noise/0 \S+ \S+ 1/4 \S+ epoch 1/4", seen())
+    assert re.search(r"noise/0 \S+ \S+ 1/4 \S+ s epoch 1/4", seen())
 
     def end(label: str, **found: float) -> None:
         error = None if found else "no"
@@ -238,14 +238,14 @@ def test_the_table_shows_what_runs_and_what_is_done() -> None:
     end("noise/0", accuracy=0.5, leakage=0.25)
     shown = seen()
     assert "noise/0" not in shown
-    assert re.search(r"none 0/2 \S+ noise", shown)
-    assert re.search(r"noise 1/2 \S+ 0 failed, best acc 50.00 %, least leakage 0.250", shown)
+    assert re.search(r"none 0/2 \S+ s noise", shown)
+    assert re.search(r"noise 1/2 \S+ s 0 failed, best acc 50.00 %, least leakage 0.250", shown)
     end("none/0", accuracy=0.4, leakage=-0.5)  # counts as 0, as in the result
     end("none/1", accuracy=0.5, leakage=-0.1)
     end("noise/1")
     shown = seen()
-    assert re.search(r"none 2/2 \S+ 0 failed, best acc 50.00 %, least leakage 0.000", shown)
-    assert re.search(r"noise 2/2 \S+ 1 failed, best acc 50.00 %, least leakage 0.250", shown)
+    assert re.search(r"none 2/2 \S+ s 0 failed, best acc 50.00 %, least leakage 0.000", shown)
+    assert re.search(r"noise 2/2 \S+ s 1 failed, best acc 50.00 %, least leakage 0.250", shown)
 
 
 def test_without_a_terminal_a_line_tells_that_a_trial_has_ended() -> None:
