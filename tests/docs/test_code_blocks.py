@@ -72,7 +72,7 @@ def follow(text: str, folder: Path) -> None:
         ),
         pytest.param(
             ("start/own-data.md",),
-            ("runs/arrays/config.toml", "runs/shapes/record.json", "runs/small-shapes/checkpoint.safetensors"),
+            ("runs/arrays/config.toml", "runs/shapes/record.json", "runs/small-shapes/config.toml"),
             id="own data",
         ),
         pytest.param(
