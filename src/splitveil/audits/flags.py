@@ -12,7 +12,7 @@ from splitveil.audits.suite import comparable, mean_image_mse
 from splitveil.audits.target import Attempt, Target
 from splitveil.io import Json
 from splitveil.record.schema import AT_CHANCE, FAR_BELOW, NOT_NEEDED, Flag
-from splitveil.record.statistics import learned
+from splitveil.record.statistics import beats_guessing
 from splitveil.rng import normal_like, stream
 from splitveil.threat import Access, Labelled, without_nan
 
@@ -295,7 +295,7 @@ def answers_at_chance(target: Target, accuracy: float | None) -> str | None:
     """A model that learned nothing has nothing to protect, and protects it well."""
     labels = (target.scored if target.test is None else target.test).labels
     guess = float(labels.bincount().max()) / len(labels)
-    if accuracy is None or learned(accuracy, guess):
+    if accuracy is None or beats_guessing(accuracy, guess):
         return None
     return f"accuracy is {100 * accuracy:.2f} %, always guessing one class {100 * guess:.2f} %"
 

@@ -55,7 +55,7 @@ from splitveil.io import (
     write_text,
 )
 from splitveil.nets.clients import require
-from splitveil.record.statistics import front, hypervolume, learned, most_private
+from splitveil.record.statistics import beats_guessing, front, hypervolume, most_private
 from splitveil.rng import derive_seed
 from splitveil.runs import load_checked_teacher, load_teacher, splits_of, teacher_folder
 
@@ -624,7 +624,7 @@ def sweep_result(plan: SearchPlan, trials: Iterable[Trial], folder: Path, classe
         errors = "; ".join(f"{t.label}: {t.error}" for t in every[:3])
         raise RunError(f"every trial failed: {errors}; fix the cause and try again with --resume")
     guess = 1.0 / classes
-    living = [t for t in good if learned(t.point[0], guess)]
+    living = [t for t in good if beats_guessing(t.point[0], guess)]
     base = max([t for t in good if t.group == "none"] or good, key=lambda t: t.point[0])
     best = {}
     for name in plan.defences:

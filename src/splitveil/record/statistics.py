@@ -506,10 +506,10 @@ def hypervolume(accuracy: Array, leakage: Array, chance: float) -> float:
 LEARNED = 0.1  # of the way from guessing to always right: less is chance
 
 
-def learned(accuracy: float, guess: float) -> bool:
+def beats_guessing(accuracy: float, guess: float) -> bool:
     """Whether a model answers better than one that guesses.
 
-    >>> learned(0.3, 0.1), learned(0.15, 0.1)
+    >>> beats_guessing(0.3, 0.1), beats_guessing(0.15, 0.1)
     (True, False)
     """
     return accuracy >= guess + LEARNED * (1 - guess)
