@@ -254,8 +254,8 @@ def test_figures_of_the_settings_page_are_those_of_the_records() -> None:
         f"leakage {100 * one['leakage']:.0f} %, of the 4×4 block means {low:.0f} %",
     ):
         assert words in text
-    minutes, seconds = divmod(int(one["rows"][0]["wall_s"]), 60)
-    assert f"takes {minutes}:{seconds:02d} on these two cores" in text
+    minutes, rest = divmod(int(one["rows"][0]["wall_s"]), 60)
+    assert f"takes {minutes}:{rest:02d} on these two cores" in text
     at = {(row["arm"], row["seed"], row["epochs"]): row for row in found["rows"]}
     for epochs in (4, 8, 12, 16):
         row = at["nesterov", 0, epochs]

@@ -32,6 +32,7 @@ from torch import nn
 
 from splitveil.grid import step_of
 from splitveil.nets.exit import Exit
+from splitveil.serve import page
 from splitveil.serve.exits import KINDS, ExitRule, sureness
 from splitveil.serve.manifest import ATTACKER, CLIENT, SERVER, OnnxHalf, load_half, read_manifest
 from splitveil.serve.stages import STAGES, apply_stages
