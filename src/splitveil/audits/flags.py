@@ -11,8 +11,7 @@ from splitveil.audits.exposure import MEMBERSHIP
 from splitveil.audits.suite import comparable, mean_image_mse
 from splitveil.audits.target import Attempt, Target
 from splitveil.io import Json
-from splitveil.record.schema import AT_CHANCE, FAR_BELOW, NOT_NEEDED, Flag
-from splitveil.record.statistics import beats_guessing
+from splitveil.record.schema import AT_CHANCE, FAR_BELOW, NOT_NEEDED, Flag, beats_guessing
 from splitveil.rng import normal_like, stream
 from splitveil.threat import Access, Labelled, without_nan
 

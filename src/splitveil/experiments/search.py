@@ -55,7 +55,8 @@ from splitveil.io import (
     write_text,
 )
 from splitveil.nets.clients import require
-from splitveil.record.statistics import beats_guessing, front, hypervolume, most_private
+from splitveil.record.schema import beats_guessing
+from splitveil.record.statistics import front, hypervolume, most_private
 from splitveil.rng import derive_seed
 from splitveil.runs import load_checked_teacher, load_teacher, splits_of, teacher_folder
 

@@ -548,6 +548,7 @@ def leaves(data: Mapping[str, Any], prefix: str = "") -> Json:
 ROUNDING, LEAST = 0.01, 2.0**-25
 NOT_NEEDED = 0.005  # accuracy that a server must add to what answers without it
 BY_ALONE = "the client alone"  # how a flag begins that another run's record raised
+LEARNED = 0.1  # of the way from guessing to always right: less is chance
 AT_CHANCE, FAR_BELOW = "accuracy at chance", "far below the undefended model"  # flags
 # Profiles whose numbers say little about a stronger attacker.
 BRIEF = ("smoke", "demo", "quick", "laptop")
@@ -565,6 +566,15 @@ def shortfalls(record: Record) -> list[str]:
         *(["some attacks"] if audit.only else []),
         *(["validation images"] if audit.aux == "val" else []),
     ]
+
+
+def beats_guessing(accuracy: float, guess: float) -> bool:
+    """Whether a model answers better than one that guesses.
+
+    >>> beats_guessing(0.3, 0.1), beats_guessing(0.15, 0.1)
+    (True, False)
+    """
+    return accuracy >= guess + LEARNED * (1 - guess)
 
 
 def answers_well(record: Record) -> bool:

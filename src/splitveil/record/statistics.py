@@ -503,18 +503,6 @@ def hypervolume(accuracy: Array, leakage: Array, chance: float) -> float:
     return float(np.sum(right * np.diff(height, prepend=0.0)))
 
 
-LEARNED = 0.1  # of the way from guessing to always right: less is chance
-
-
-def beats_guessing(accuracy: float, guess: float) -> bool:
-    """Whether a model answers better than one that guesses.
-
-    >>> beats_guessing(0.3, 0.1), beats_guessing(0.15, 0.1)
-    (True, False)
-    """
-    return accuracy >= guess + LEARNED * (1 - guess)
-
-
 def most_private(points: Sequence[Point], least: float) -> int | None:
     """The index of the least leaking point with at least this accuracy, or None.
 
