@@ -231,7 +231,16 @@ def test_figures_of_the_pages_are_those_of_the_records() -> None:
         cells = (f"{r['mse']:.4f} ({r['cpu_seconds']:.0f})" if r else "–" for r in own)
         assert " | ".join(cells) in text
     for client in ("none", "noise", "veil"):
-        assert fits["S2C96", client]["mse"] <= fits["N8C64", client]["mse"]
+        mse = {arm: row["mse"] for (arm, of), row in fits.items() if of == client}
+        assert mse["S2C96"] <= mse["N8C64"]
+        assert max(mse["S2C64"], mse["S2C96"], mse["S2C128"]) < 1.03 * min(
+            mse["S2C64"], mse["S2C96"], mse["S2C128"]
+        )
+    more = [
+        100 * (fits["S2C96", c]["mse"] / fits["N8C64-16", c]["mse"] - 1)
+        for c in ("none", "noise", "veil")
+    ]
+    assert f"leaves {more[0]:.0f}, {more[1]:.0f} and {more[2]:.0f} % more error" in text
 
 
 def test_figures_of_the_settings_page_are_those_of_the_records() -> None:
