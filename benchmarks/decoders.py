@@ -34,8 +34,8 @@ PUBLISHED = PROFILES["standard"]["decoder"]
 assert isinstance(LAPTOP, Decoder)  # noqa: S101 - for the type checker
 assert isinstance(PUBLISHED, Decoder)  # noqa: S101
 ARMS = {
-    "S2C64": replace(LAPTOP, width=64),
-    "S2C96": LAPTOP,
+    "S2C64": LAPTOP,
+    "S2C96": replace(LAPTOP, width=96),
     "S2C128": replace(LAPTOP, width=128),
     "S4C64": replace(LAPTOP, width=64, blocks=4),
     "N2C64": replace(PUBLISHED, blocks=2),
