@@ -2,6 +2,7 @@
 
 python -m paper.headline                       the headline table, three seeds; hours without GPU
 python -m paper.headline --table table1        Table 1 of the CEM paper; or controls, documents
+python -m paper.headline --table frontier-b1   clients of a track, by the laptop recipe; hours on two cores
 python -m paper.headline --rows veil cem --seeds 0 --jobs 4 --runs-dir runs
 python -m paper.headline --stop-after 560      end in time, and save what is under way
 python -m paper.headline --dry-run             print the commands
@@ -76,7 +77,8 @@ def plan(row: Row, seed: int, options: argparse.Namespace) -> Job:
     """The commands of a row's seed; audits whose record exists are left out."""
     name = f"{row.stem}-s{seed}"
     run = Path(options.runs_dir) / name
-    train = ["train", *row.options, "--seed", str(seed), "--name", name, "--final"]
+    train = ["train", *row.options, "--seed", str(seed), "--name", name]
+    train += ["--final"] * TABLES[options.table].final
     train += ["--runs-dir", options.runs_dir]
     train += ["--set", "compile=true"] if options.compile else []
     train += ["--data-dir", options.data_dir] if options.data_dir else []

@@ -51,7 +51,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rows", nargs="+", help="default: all of the table")
     parser.add_argument("--seeds", nargs="+", type=from_(0), help="default: the table's")
     parser.add_argument("--jobs", type=from_(1), default=1, help="trainings and audits at once")
-    parser.add_argument("--profile", default="standard")
+    parser.add_argument("--profile", help="default: the table's")
     parser.add_argument("--runs-dir", default="runs")
     parser.add_argument("--data-dir")
     parser.add_argument("--out", help="default: the table's folder below results/")
@@ -79,6 +79,7 @@ def parse() -> argparse.Namespace:
             f"no row {', '.join(wrong)} in {options.table}; choose from {', '.join(names)}"
         )
     options.rows = options.rows or names
+    options.profile = options.profile or table.profile
     options.seeds = table.seeds if options.seeds is None else options.seeds
     options.out = str(ROOT / "results" / table.folder) if options.out is None else options.out
     try:

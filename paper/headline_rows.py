@@ -8,7 +8,14 @@ from splitveil.experiments.reproduction import EXPERIMENTS
 
 REPORT = next(iter(EXPERIMENTS.values()))  # the experiment of the reference documents
 
-OWN_OPTIONS = ("dataset", "defence", "net", "epochs")  # the others are given with --set
+OWN_OPTIONS = (
+    "dataset",
+    "defence",
+    "net",
+    "client",
+    "server",
+    "epochs",
+)  # the others are given with --set
 QUIET = 0.01  # the smallest noise of CEM's scripts: both penalties need some
 
 
@@ -38,15 +45,20 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Rows, the folder below results/ where their records go, and the seeds of a whole table."""
+    """Rows, the folder below results/ where their records go, and the seeds of a whole table.
+
+    `final`: train on the validation images, too; `profile`: of the audits.
+    """
 
     folder: str
     rows: tuple[Row, ...]
     seeds: tuple[int, ...]
+    final: bool = True
+    profile: str = "standard"
 
 
 def words(options: Mapping[str, Setting]) -> tuple[str, ...]:
-    """Settings as options of `splitveil train`; every row is trained with --final anyway.
+    """Settings as options of `splitveil train`; the table says whether with --final.
 
     >>> words({"defence": "arl", "noise_std": 0.0, "final": True})
     ('--defence', 'arl', '--set', 'noise_std=0.0')
@@ -174,9 +186,62 @@ def _documents() -> tuple[Row, ...]:
     )  # fmt: skip
 
 
+LAPTOP: Mapping[str, Setting] = {
+    "dataset": "cifar10", "server": "resnet-96", "epochs": 12, "batch_size": 250,
+    "label_smoothing": 0.1, "nesterov": True, "threads": 1,
+}  # fmt: skip
+CLAIMED = 0.2  # share of the images that early-exit rows send; their records hold others, too
+
+
+@dataclass(frozen=True, kw_only=True)
+class Devices:
+    """The clients of a track: one that sends everything, the best alone, and that with a tap."""
+
+    split: str
+    alone: str
+    tap: int
+
+
+def _frontier(track: str, devices: Devices, defences: Mapping[str, Mapping[str, Setting]]) -> Table:
+    """Rows of one track, trained by the laptop recipe: same epochs, server and settings for all.
+
+    Args:
+        track: Its name.
+        devices: Its clients.
+        defences: Own settings of each row, by its name; `defence` is the name's where not given.
+    """
+
+    def row(name: str, own: Mapping[str, Setting]) -> Row:
+        settings = {**LAPTOP, "defence": name, **own}
+        defence = str(settings["defence"])
+        if defence == "alone":
+            settings["client"] = devices.alone
+        elif defence.startswith("early-exit"):
+            settings |= {"client": f"{devices.alone}@{devices.tap}", "send": CLAIMED}
+        else:
+            settings["client"] = devices.split
+        return Row(name=name, stem=f"{track}-{name}", options=words(settings))
+
+    return Table(
+        folder=f"cifar10-{track.lower()}", seeds=(0,), final=False, profile="laptop",
+        rows=tuple(row(name, own) for name, own in defences.items()),
+    )  # fmt: skip
+
+
+B1 = _frontier(
+    "B1",
+    Devices(split="strided-12s2-12.16x3-c8", alone="inverted-8s2-8.16x6-e3-c8", tap=4),
+    {
+        "alone": {}, "early-exit": {}, "early-exit+veil": {"lambd": 0.1}, "noise": {},
+        "veil": {"lambd": 0.1},
+    },
+)  # fmt: skip
+
+
 TABLES: Mapping[str, Table] = {
     "headline": Table(folder="cifar10", rows=HEADLINE, seeds=(0, 1, 2)),
     "controls": Table(folder="cifar10", rows=CONTROLS, seeds=(0,)),
     "table1": Table(folder="cifar10-table1", rows=TABLE1, seeds=(0,)),
     "documents": Table(folder="cifar10-seed-003", rows=_documents(), seeds=(0,)),
+    "frontier-b1": B1,
 }

@@ -23,6 +23,7 @@ RECORD = Path(__file__).parents[2] / "results" / "digits" / "cem" / "seed0" / "r
 
 def options(folder: Path, **others: object) -> argparse.Namespace:
     usual = {
+        "table": "headline",
         "runs_dir": str(folder / "r"),
         "out": str(folder / "o"),
         "data_dir": None,
