@@ -2,7 +2,7 @@
 
 python -m paper.headline                       the headline table, three seeds; hours without GPU
 python -m paper.headline --table table1        Table 1 of the CEM paper; or controls, documents
-python -m paper.headline --table frontier-b1   clients of a track, by the laptop recipe; hours on two cores
+python -m paper.headline --table frontier-b1   one track by the laptop recipe; hours on two cores
 python -m paper.headline --rows veil cem --seeds 0 --jobs 4 --runs-dir runs
 python -m paper.headline --stop-after 560      end in time, and save what is under way
 python -m paper.headline --dry-run             print the commands
