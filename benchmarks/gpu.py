@@ -80,29 +80,32 @@ def timed(name: str, minutes: float, script: str, *options: str) -> Step:
     return Step(name=name, minutes=minutes, command=command)
 
 
+def training(table: str, name: str, seed: int, audit: int = 0) -> Step:
+    """One training and one attack of a row of paper/headline.py."""
+    chosen = TABLES[table]
+    row = next(row for row in chosen.rows if row.name == name)
+    called = f"{table}-{name}{'-train' * audit}" if table == "documents" else name
+    return Step(
+        name=f"{called}-s{seed}",
+        minutes=row.length / 3,
+        command=("-m", "paper.headline", "--table", table, "--rows", name, "--seeds", str(seed),
+                 *["--attacks-first-only"] * (audit == 0), "--compile", "--stop-after", LEFT,
+                 *DATA),
+        alone=False,
+        record=place(ROOT / "results" / chosen.folder, row, seed, row.audits[audit]),
+    )  # fmt: skip
+
+
 def documents() -> list[Step]:
     """One training and attack of each row and seed of the reference documents' experiment.
 
     Then the rows that R3 reports under the attacker who knows the training set, where the run of
     the first part is there; elsewhere it is trained again.
     """
-    table = TABLES["documents"]
-    rows = {row.name: row for row in table.rows}
-
-    def step(name: str, seed: int, audit: int) -> Step:
-        row = rows[name]
-        return Step(
-            name=f"documents-{name}{'-train' * audit}-s{seed}",
-            minutes=row.length / 3,
-            command=("-m", "paper.headline", "--table", "documents", "--rows", name, "--seeds",
-                     str(seed), *["--attacks-first-only"] * (audit == 0), "--compile",
-                     "--stop-after", LEFT, *DATA),
-            alone=False,
-            record=place(ROOT / "results" / table.folder, row, seed, row.audits[audit]),
-        )  # fmt: skip
-
-    first = [step(name, seed, 0) for seed in DOCUMENT_SEEDS for name in DOCUMENT_ROWS]
-    return first + [step(name, seed, 1) for seed in DOCUMENT_SEEDS for name in REPORTED_ROWS]
+    first = [training("documents", name, s) for s in DOCUMENT_SEEDS for name in DOCUMENT_ROWS]
+    return first + [
+        training("documents", name, s, 1) for s in DOCUMENT_SEEDS for name in REPORTED_ROWS
+    ]
 
 
 def steps() -> list[Step]:
@@ -113,6 +116,7 @@ def steps() -> list[Step]:
         timed("step-batch128", 1, "step_speed.py", "--batch", "128"),
         timed("surrogates", 1, "surrogate_speed.py"),
         timed("laptop-to-standard", 9, "profile_gap.py", *DATA),
+        *(training("alone", row.name, seed) for seed in (0, 1, 2) for row in TABLES["alone"].rows),
         *documents(),
     ]
 

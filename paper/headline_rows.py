@@ -114,6 +114,15 @@ CONTROLS = (
     ),
 )  # fmt: skip
 
+# What the flagship's client answers without any server, trained as long as with it.
+ALONE = (
+    Row(
+        name="alone-thin-deep", stem="alone-thin-deep", length=4.0,
+        options=("--dataset", "cifar10", "--defence", "alone", "--net", "thin-deep", "--epochs",
+                 "160"),
+    ),
+)  # fmt: skip
+
 
 def _three(
     name: str, defence: str, length: float, alone: float | None = None, joined: float | None = None
@@ -237,7 +246,7 @@ B1 = _frontier(
         "veil": {"lambd": 0.1},
     },
 )  # fmt: skip
-# Until the search for the best client alone of this track has ended, only rows that send everything.
+# Rows that send everything; the others wait for the best client alone of this track.
 B5 = _frontier(
     "B5",
     Devices(split="strided-16s2-32.60x2-c8", alone="", tap=0),
@@ -252,6 +261,7 @@ B5 = _frontier(
 TABLES: Mapping[str, Table] = {
     "headline": Table(folder="cifar10", rows=HEADLINE, seeds=(0, 1, 2)),
     "controls": Table(folder="cifar10", rows=CONTROLS, seeds=(0,)),
+    "alone": Table(folder="cifar10", rows=ALONE, seeds=(0, 1, 2)),
     "table1": Table(folder="cifar10-table1", rows=TABLE1, seeds=(0,)),
     "documents": Table(folder="cifar10-seed-003", rows=_documents(), seeds=(0,)),
     "frontier-b1": B1,

@@ -73,7 +73,9 @@ def test_a_failed_or_late_step_stores_nothing(run: Callable[..., str], tmp_path:
 def test_every_step_has_a_name_of_its_own_and_the_same_one_each_time(gpu: ModuleType) -> None:
     names = [step.name for step in gpu.steps()]
     assert len(set(names)) == len(names)
-    assert {"tests", "step", "surrogates", "documents-sparse-s0"} <= set(names)
+    assert {"tests", "step", "surrogates", "alone-thin-deep-s0", "documents-sparse-s0"} <= set(
+        names
+    )
     rows = {name for name in names if name.startswith("documents-")}
     assert len(rows) == len(gpu.DOCUMENT_SEEDS) * (len(gpu.DOCUMENT_ROWS) + len(gpu.REPORTED_ROWS))
 
