@@ -8,7 +8,8 @@ from splitveil.config.run_config import DATASET_DEFAULTS, OTHER_DATASETS, RUN_KE
 from splitveil.defences.catalogue import find_defence
 from splitveil.record.schema import Record
 
-OPTIONS = ("dataset", "defence", "net", "epochs", "seed", "name")  # the others need --set
+# The others need --set.
+OPTIONS = ("dataset", "defence", "net", "client", "server", "epochs", "seed", "name")
 PLACES = ("device", "data_dir", "runs_dir", "final")  # differ per machine; `final` is a flag
 TRAINING = tuple(key for key in RUN_KEYS if key not in OPTIONS + PLACES)
 
@@ -27,7 +28,8 @@ def train_command(record: Record, name: str) -> str:
     usual |= preset.settings()
     words = ["splitveil", "train"]
     for key in OPTIONS:
-        words += [f"--{key}", str(config[key])]
+        if config.get(key) not in (None, "auto"):
+            words += [f"--{key}", str(config[key])]
     words += ["--final"] if config.get("final") else []
     for key, value in usual.items():
         if config.get(key, EARLIER.get(key, value)) != value:
