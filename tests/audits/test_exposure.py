@@ -296,8 +296,14 @@ def test_other_shares_agree_with_the_rule_at_its_own_threshold() -> None:
     assert shares[1.0]["accuracy"] == pytest.approx(served)
 
 
-def test_a_device_that_averages_has_no_other_shares() -> None:
+def test_a_device_that_averages_reports_its_mean_where_it_asks() -> None:
     target, attempt = surer_of_the_first(0.3)
     assert target.exit is not None
-    assert at_shares(replace(target, exit=replace(target.exit, averages=True)), attempt) == []
+    right = target.scored.labels  # device and server together answer everything right
+    averaging = replace(target, exit=replace(target.exit, reports=lambda scores: right))
+    plain = {share["sent"]: share for share in at_shares(target, attempt)}
+    shares = {share["sent"]: share for share in at_shares(averaging, attempt)}
+    assert shares[1.0]["accuracy"] == 1.0
+    assert shares[0.0]["accuracy"] == plain[0.0]["accuracy"]
+    assert [s["exposure"] for s in shares.values()] == [s["exposure"] for s in plain.values()]
     assert at_shares(replace(target, exit=None), attempt) == []

@@ -442,10 +442,10 @@ def at_shares(target: Target, best: Attempt) -> list[Json]:
 
     Returns:
         `sent`, `leakage_sent`, `exposure` and `accuracy` on the scored images for each of `SHARES`;
-        empty without a rule by sureness, and where the device averages both answers.
+        empty without a rule by sureness.
     """
     device = target.exit
-    if device is None or device.averages or target.head is None:
+    if device is None or target.head is None:
         return []
     if device.sure is None or device.aux_sure is None or device.own is None:
         return []
@@ -455,7 +455,7 @@ def at_shares(target: Target, best: Attempt) -> list[Json]:
     error, ceiling = best.mse.to(x.device), metrics.mse(x, blind)
     errors, ceilings = band_errors(x, guess), band_errors(x, blind)
     bands = {name: (errors[name], ceilings[name]) for name in errors}
-    here, there = device.own == labels, target.sent.answer == labels
+    here, there = device.own == labels, target.if_asked == labels
     said = []
     for share in SHARES:
         threshold = threshold_for(device.sure, share)

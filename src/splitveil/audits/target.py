@@ -60,7 +60,8 @@ class DeviceAnswers:
         sure: How sure it is of each scored image (n,); None if it is not known.
         own: The class that the device itself answers for each scored image (n,); None if it is
             not known.
-        averages: Whether it averages its own answer with the server's.
+        reports: Classes (n,) that it reports for the scored images if it asks about all of them,
+            from the server's scores (n, classes); None if it reports the server's.
     """
 
     asked: Tensor
@@ -69,7 +70,7 @@ class DeviceAnswers:
     aux_sure: Tensor | None = None
     sure: Tensor | None = None
     own: Tensor | None = None
-    averages: bool = False
+    reports: Callable[[Tensor], Tensor] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -156,6 +157,14 @@ class Target:
             return self.sent.answer[rows]
         generator = stream(self.seed, "reported", self.device)
         return self.answers(self.scored.images[rows].to(self.device), generator)[0].argmax(1)
+
+    @cached_property
+    @torch.no_grad()
+    def if_asked(self) -> Tensor:
+        """Classes (n,) that the device reports for the scored images if it asks about all."""
+        if self.exit is None or self.exit.reports is None:
+            return self.sent.answer
+        return self.exit.reports(self.scores(self.sent.z))
 
     @cached_property
     def sent(self) -> Interception:

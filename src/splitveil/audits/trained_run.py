@@ -161,11 +161,16 @@ def exit_of(model: SplitModel, scored: Labelled, aux: Labelled) -> DeviceAnswers
         return torch.cat([rule.head(body(x)) for x in torch.split(images, chunk_for(images))])
 
     here, known = own(scored.images), own(aux.images)
+    everything = torch.ones(len(here), dtype=torch.bool, device=here.device)
+
+    def averaged(server: Tensor) -> Tensor:
+        return rule.answers(here, server, everything).argmax(1)
+
     return DeviceAnswers(
         asked=rule.asks(here), aux_asked=rule.asks(known), asks=lambda x: rule.asks(own(x)),
         aux_sure=sureness(known, rule.kind, rule.temperature),
         sure=sureness(here, rule.kind, rule.temperature), own=here.argmax(1),
-        averages=rule.average,
+        reports=averaged if rule.average else None,
     )  # fmt: skip
 
 

@@ -139,7 +139,7 @@ def _answers_on(target: Target) -> torch.Tensor:
             images = target.scored.images.to(target.device)
             answers = [target.answers(x, generator)[0] for x in torch.split(images, CHUNK)]
             return torch.cat(answers).argmax(1).cpu()
-    answer = target.sent.answer
+    answer = target.if_asked
     if target.exit is not None and target.exit.own is not None:
         answer = torch.where(target.exit.asked, answer, target.exit.own)
     return answer.cpu()
