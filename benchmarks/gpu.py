@@ -84,7 +84,7 @@ def training(table: str, name: str, seed: int, audit: int = 0) -> Step:
     """One training and one attack of a row of paper/headline.py."""
     chosen = TABLES[table]
     row = next(row for row in chosen.rows if row.name == name)
-    called = f"{table}-{name}{'-train' * audit}" if table == "documents" else name
+    called = name if table == "alone" else f"{table}-{name}{'-train' * audit}"
     return Step(
         name=f"{called}-s{seed}",
         minutes=row.length / 3,
@@ -117,6 +117,11 @@ def steps() -> list[Step]:
         timed("surrogates", 1, "surrogate_speed.py"),
         timed("laptop-to-standard", 9, "profile_gap.py", *DATA),
         *(training("alone", row.name, seed) for seed in (0, 1, 2) for row in TABLES["alone"].rows),
+        *(
+            training(f"frontier-{track}-standard", "early-exit", seed)
+            for track in ("b1", "b5")
+            for seed in (0, 1, 2)
+        ),
         *documents(),
     ]
 

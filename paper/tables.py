@@ -1,7 +1,7 @@
 """Rebuild what is read from record files: the tables of the results and the figure.
 
 python -m paper.tables                  the tables in README.md and docs/project/results/*.md
-python -m paper.tables figure           docs/images/cifar10.png
+python -m paper.tables figure           the figures in docs/images that are drawn from records
 
 Only tables and commands are written, between the marks of a block; sentences are written by hand.
 """
@@ -10,7 +10,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from paper.tradeoff import marks, tradeoff
 from splitveil.experiments.reproduction import group_table
 from splitveil.record.groups import Group, Records, aux_of, find_records, mean_of
 from splitveil.record.schema import Record
+from splitveil.record.statistics import share_difference
 from splitveil.report.columns import (
     EVERYTHING,
     LEAKAGES,
@@ -33,12 +34,14 @@ from splitveil.report.columns import (
     sent_before,
 )
 from splitveil.report.comparison import Track, compare_records, track_table
-from splitveil.table import CODE, COUNT, DIGITS, Column, Table, fixed, spread
+from splitveil.report.figures import draw_frontier
+from splitveil.report.gains import best_alone, clients_alone, frontier, kind_of, rows_beside
+from splitveil.table import CODE, COUNT, DIGITS, Column, Table, fixed, gap, mean_sd, spread
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
 TIMES = ROOT / "benchmarks" / "results"
-FIGURE = ROOT / "docs" / "images" / "cifar10.png"
+IMAGES = ROOT / "docs" / "images"
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs" / "project" / "results").glob("*.md")))
 BLOCK = re.compile(r"(<!-- built: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -49,9 +52,16 @@ SUMMARY = {
     "veil-vgg11": "our penalty",
     "arl+cem": "adversary and CEM's penalty",
     "noise-thin-deep": "noise alone, 160 epochs",
-    "cem-thin-deep": "CEM's penalty, 160 epochs",
     "veil": "our penalty, 160 epochs",
+    "alone-thin-deep": "no server, 160 epochs",
 }
+# Tracks of small clients: the folders of their rows, and of those that `standard` audited, too.
+SMALL = {"B1": "cifar10-b1", "B5": "cifar10-b5"}
+STANDARD = {track: f"{folder}-standard" for track, folder in SMALL.items()}
+WORTH = ("accuracy", "sent", "leakage-sent", "exposure", "identified", "server-gain")
+BRIEFLY = ("veil", "early-exit")  # of each track in the README
+BRIEF_FLAGSHIP = "cifar10-short"  # the flagship's client trained for twelve epochs
+OTHER_SHARES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0)
 STATISTICS = ("noise", "gated-att", "slot-cross", "cem", "veil-vgg11")
 CLIENTS = ("noise", "noise-thin-deep", "cem", "cem-thin-deep", "veil-vgg11", "veil-fast")
 FEW = ("row", "net", "seeds", "accuracy", "mse", "by", "leakage", "rate")
@@ -124,6 +134,95 @@ def compared(folder: str) -> str:
     """Every track of a folder with the differences between its rows."""
     made = compare_records(found(folder), published())
     return "\n\n".join(written(*pair) for comparison in made for pair in comparison.tables())
+
+
+def worth() -> str:
+    """The README's second table: rows of the small clients and what their servers add."""
+    rows = []
+    for track, folder in SMALL.items():
+        known = {row.group.name: row for row in comparable(folder)}
+        best = best_alone(clients_alone([row.group for row in known.values()]))
+        assert best is not None  # noqa: S101 - every track has one
+        known.setdefault(best.name, Compared(best))
+        names = dict.fromkeys(("alone", best.name, *BRIEFLY))
+        rows += [(track, known[name]) for name in names]
+    kept = EVERYTHING.only("row", "accuracy", "sent", "exposure", "server-gain").columns
+    own = (replace(column, get=partial(_of_pair, column.value)) for column in kept)
+    return written(Table(Column("track", "track", lambda pair: pair[0]), *own), rows)
+
+
+def _of_pair(read: Callable[[Any], Any], pair: tuple[str, Compared]) -> Any:  # noqa: ANN401
+    return read(pair[1])
+
+
+def comparable(folder: str) -> Sequence[Compared]:
+    """The rows of a folder beside each other, least private first."""
+    groups = tuple(rows_of(folder))
+    return track_table(Track(title="", groups=groups), published(), EVERYTHING)[1]
+
+
+def frontiers() -> str:
+    """Rows of the small clients, track by track, and what their exit rules do at other shares."""
+    parts = []
+    for track, folder in SMALL.items():
+        groups = rows_of(folder)
+        parts += [
+            measured(f"Track {track}", groups, ("row", "seeds", *WORTH, "remark")),
+            written(shares_table(clients_alone(groups)), at_shares(groups),
+                    f"Track {track} at other shares"),
+        ]  # fmt: skip
+    keys = ("row", "seeds", "accuracy", "sent", "mse", "by", "leakage-sent", "exposure")
+    parts += [
+        measured(f"Track {track}, the audit `standard`", rows_of(folder), keys)
+        for track, folder in STANDARD.items()
+    ]
+    brief = rows_of(BRIEF_FLAGSHIP)
+    parts.append(measured("The flagship's client, twelve epochs", brief, ("row", "seeds", *WORTH)))
+    return "\n\n".join(parts)
+
+
+@dataclass(frozen=True)
+class Resent:
+    """A row with an exit rule whose threshold sends another share of the images."""
+
+    group: Group
+    sent: float
+
+    def values(self, field: str) -> list[float]:
+        """What its training seeds have there."""
+        shares = [
+            share for r in self.group.records for share in r.shares if share.sent == self.sent
+        ]
+        return [value for share in shares if (value := getattr(share, field)) is not None]
+
+    def gain(self, alone: Group) -> tuple[float, tuple[float, float]]:
+        """Accuracy less that of a client alone, and its limits; nobody kept who was right."""
+        theirs = [value for value in alone.values("accuracy") if value is not None]
+        images = min(r.audit.scored or 0 for r in self.group.records)
+        made = share_difference(self.values("accuracy"), theirs, images)
+        return made.mean, (made.low, made.high)
+
+
+def at_shares(groups: Sequence[Group]) -> list[Resent]:
+    """The rows with an exit rule at other shares."""
+    asking = [group for group in groups if kind_of(group) == "exit"]
+    return [Resent(group, share) for group in asking for share in OTHER_SHARES]
+
+
+def shares_table(alone: Sequence[Group]) -> Table:
+    """Accuracy and exposure at each share, and the gain over the best of the clients alone."""
+    best = best_alone(alone)
+    assert best is not None  # noqa: S101 - every track has one
+    return Table(
+        Column("row", "row", lambda row: row.group.name, CODE),
+        Column("sent", "sent", lambda row: row.sent, fixed(0, 100.0), "%"),
+        Column("accuracy", "accuracy", lambda row: row.values("accuracy"), mean_sd(2, 100.0), "%",
+               "up"),
+        Column("exposure", "exposure", lambda row: row.values("exposure"), mean_sd(1, 100.0), "%",
+               "down"),
+        Column("gain", f"over {best.name}", lambda row: row.gain(best), gap(1, 100.0), "points",
+               "up"),
+    )  # fmt: skip
 
 
 def table1() -> str:
@@ -349,6 +448,8 @@ def commands() -> str:
 
 BLOCKS: Mapping[str, Callable[[], str]] = {
     "summary": summary,
+    "worth": worth,
+    "frontier": frontiers,
     "cifar10": lambda: compared("cifar10"),
     "table1": table1,
     "documents": documents,
@@ -367,11 +468,16 @@ def with_blocks(text: str) -> str:
     return BLOCK.sub(lambda m: f"{m[1]}{BLOCKS[m[2]]()}\n{m[3]}", text)
 
 
-def figure() -> bytes:
-    """PNG of the trade-off on CIFAR-10."""
+def figures() -> dict[str, bytes]:
+    """PNG of each figure by its file's name: the trade-off, and the frontiers of small clients."""
     groups = rows_of("cifar10")
     ceilings = [value for g in groups if (value := g.mean("ceiling.mse")) is not None]
-    return tradeoff(marks(groups, published()), max(ceilings))
+    drawn = {"cifar10": tradeoff(marks(groups, published()), max(ceilings))}
+    for folder in SMALL.values():
+        found_here = frontier(rows_beside(rows_of(folder)))
+        assert found_here is not None  # noqa: S101 - both have rows that answer alone
+        drawn[f"frontier-{folder.rpartition('-')[2]}"] = draw_frontier(found_here).png
+    return drawn
 
 
 def main() -> None:
@@ -381,7 +487,8 @@ def main() -> None:
             for page in PAGES:
                 page.write_text(with_blocks(page.read_text(encoding="utf-8")), encoding="utf-8")
         case ["figure"]:
-            FIGURE.write_bytes(figure())
+            for name, png in figures().items():
+                (IMAGES / f"{name}.png").write_bytes(png)
         case _:
             sys.exit(__doc__)
 

@@ -114,13 +114,14 @@ class Run:
         return dataset, splits_of(config, dataset)
 
     def trained(self) -> Json:
-        """Its training: `steps`, `seconds`, `peak_bytes`, `val_accuracy`, `teacher` or None."""
-        meta = read_meta(self.path / CHECKPOINT)
+        """Its training: `steps`, `seconds`, `peak_bytes`, accuracies on val, `teacher` or None."""
+        meta, last = read_meta(self.path / CHECKPOINT), last_epoch(self.path)
         return {
             "steps": meta["step"],
             "seconds": meta.get("seconds"),
             "peak_bytes": meta.get("peak_bytes"),
-            "val_accuracy": last_epoch(self.path).get("val_accuracy"),
+            "val_accuracy": last.get("val_accuracy"),
+            "val_own_accuracy": last.get("val_own_accuracy"),
             "teacher": meta.get("passport", {}).get("teacher"),
         }
 

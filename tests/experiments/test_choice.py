@@ -1,6 +1,7 @@
 """What to ship: each case planted as rows, and a sentence that says what the table says."""
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -142,6 +143,20 @@ def test_each_case_is_answered_as_its_table_says(
     assert made.chosen is chosen
     assert said in made.sentence
     agrees(rows, limits, made)
+
+
+def test_an_own_head_that_is_the_best_client_alone_says_how_to_run_it() -> None:
+    """An early exit must beat its own head, too."""
+    own = replace(
+        row("alone", "early exit, noise, nothing sent", EXIT.accuracy, right=EXIT.right),
+        config={"defence": "early-exit", "client": "tiny@2"},
+    )
+    made = advice([ALONE, own, EXIT], LIMITS)
+    assert made.chosen is own
+    assert "the own head of an early exit, run with --never-ask" in made.sentence
+    assert "+0.0 points, +0.0 to +0.0" in made.sentence
+    agrees([ALONE, own, EXIT], LIMITS, made)
+    assert "--never-ask" not in advice([ALONE], LIMITS).sentence
 
 
 def test_a_gain_that_may_be_luck_does_not_buy_a_server() -> None:

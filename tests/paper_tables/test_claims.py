@@ -16,6 +16,7 @@ from paper.tables import BLOCK, PAGES, ROOT, found, last_epochs, published, rows
 from splitveil.record.groups import Group, aux_of, mean_of
 from splitveil.report.columns import LEAKS
 from splitveil.report.comparison import compare_records
+from splitveil.report.gains import exposure_over, gains, own_head
 
 CLAIMS: Mapping[str, Any] = tomllib.loads((ROOT / "paper" / "claims.toml").read_text("utf-8"))
 RESULTS = ROOT / "docs" / "project" / "results.md"
@@ -23,7 +24,10 @@ WRITTEN = [*PAGES, RESULTS]
 NUMBER = re.compile(r"(?<![\w.,-])[-+]?\d+(?:,\d{3})*(?:\.\d+)?")  # CIFAR-10 is a name
 CODE = re.compile(r"`[^`]*`")
 # Shares in a record, printed in per cent or in points.
-SHARES = ("accuracy", "attacks.decoder.accuracy", "leakage", "re-id-wire", "re-id-encoder")
+SHARES = (
+    "accuracy", "attacks.decoder.accuracy", "leakage", "re-id-wire", "re-id-encoder", "sent",
+    "leakage_sent", "exposure", "own_accuracy",
+)  # fmt: skip
 LEAK_COLUMNS = {column.key: column for column in LEAKS.columns}
 BASES = ("DistCorr", "dropout", "patrol", "ResSFL", "nopeek", "arl")  # with a row `+cem`, `+veil`
 PAIRS = [("cem", "veil-vgg11"), *((f"{base}+cem", f"{base}+veil") for base in BASES)]
@@ -50,9 +54,34 @@ def values(place: str, field: str) -> list[float | None]:
     if field.startswith("epoch."):
         logs = last_epochs(*place.split("/")).values()
         return [log[field.removeprefix("epoch.")] for log in logs]
+    if field == "own_accuracy":  # of an early exit with nothing sent
+        head = own_head(group(place))
+        assert head is not None, place
+        return values_of(head, "accuracy", 100)
     column = LEAK_COLUMNS.get(field)
     read = column.value(group(place)) if column else group(place).values(field)
     return [None if v is None else v * (100 if field in SHARES else 1) for v in read]
+
+
+def values_of(row: Group, field: str, scale: float) -> list[float | None]:
+    return [None if v is None else v * scale for v in row.values(field)]
+
+
+def end(limits: tuple[float, float] | None, which: str) -> float:
+    assert limits is not None
+    return limits[which == "high"]
+
+
+def gained(place: str, which: Sequence[str]) -> float:
+    made = gains(group(place), found(place.partition("/")[0]).groups).over_best
+    assert made is not None, place
+    return end(made.limits, which[0]) if which else made.points
+
+
+def exposed(place: str, which: str) -> float:
+    made = exposure_over(group(place))
+    assert made is not None, place
+    return 100 * end(made[1], which)
 
 
 def mean(place: str, field: str) -> float:
@@ -68,6 +97,8 @@ def sourced(source: str) -> float:
             return COUNTS[" ".join(name)]()
         case ["published", row, field]:
             return float(getattr(published()[row], field)) * (100 if field in SHARES else 1)
+        case ["gain" | "exposure" as what, place, *which]:
+            return gained(place, which) if what == "gain" else exposed(place, *which)
         case [first, "-", second, field]:
             return mean(first, field) - mean(second, field)
         case [place, field]:

@@ -36,7 +36,7 @@ def test_tables_are_those_of_the_records(page: Path) -> None:
     """Run `python -m paper.tables` when this fails."""
     text = page.read_text(encoding="utf-8")
     assert tables.with_blocks(text) == text
-    assert text.count("<!-- built: ") == text.count("<!-- end -->") == 1
+    assert text.count("<!-- built: ") == text.count("<!-- end -->") >= 1
 
 
 def test_every_block_stands_in_a_page() -> None:
@@ -64,10 +64,10 @@ def test_table_1_has_every_row_of_its_folder() -> None:
 def test_the_readme_and_the_results_stay_short() -> None:
     text = README.read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 120
-    assert len(text.split()) <= 900
+    assert len(text.split()) <= 1000
     assert len(tables.SUMMARY) <= 7
     results = (ROOT / "docs" / "project" / "results.md").read_text(encoding="utf-8")
-    assert len(results.split()) <= 1200
+    assert len(results.split()) <= 1250
 
 
 def test_the_links_of_the_readme_resolve() -> None:
@@ -75,14 +75,15 @@ def test_the_links_of_the_readme_resolve() -> None:
         assert target.startswith("http") or (ROOT / target).exists(), target
 
 
-def test_the_figure_is_that_of_the_records() -> None:
+def test_the_figures_are_those_of_the_records() -> None:
     """Run `python -m paper.tables figure` when this fails; other fonts move few pixels."""
-    drawn, kept = (
-        np.asarray(Image.open(io.BytesIO(png)).convert("RGB")).astype(int)
-        for png in (tables.figure(), tables.FIGURE.read_bytes())
-    )
-    assert drawn.shape == kept.shape
-    assert (np.abs(drawn - kept).max(-1) > 96).mean() < 1e-4
+    for name, png in tables.figures().items():
+        drawn, kept = (
+            np.asarray(Image.open(io.BytesIO(data)).convert("RGB")).astype(int)
+            for data in (png, (tables.IMAGES / f"{name}.png").read_bytes())
+        )
+        assert drawn.shape == kept.shape, name
+        assert (np.abs(drawn - kept).max(-1) > 96).mean() < 1e-4, name
 
 
 def test_a_record_lies_where_its_seeds_say() -> None:

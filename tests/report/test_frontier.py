@@ -14,7 +14,7 @@ from PIL import Image
 from splitveil.record.groups import Group
 from splitveil.report import canvas
 from splitveil.report.figures import draw_frontier
-from splitveil.report.gains import Frontier, frontier, over_chord
+from splitveil.report.gains import Frontier, all_sent, frontier, kind_of, over_chord
 
 Json = dict[str, Any]
 IMAGES = 4000
@@ -169,6 +169,47 @@ def test_the_curve_of_a_record_is_drawn_through_its_point() -> None:
     assert [round(x, 6) for x, _ in point.curve] == [0.0, 0.4, 0.8]
 
 
+def whole(seed: int) -> Json:
+    """An early exit whose record says what its server answers if everything is sent."""
+    own, server = rights(20 + seed)
+    bits = {k: base64.b64encode(np.packbits(v).tobytes()).decode()
+            for k, v in (("own_right", own), ("server_right", server))}  # fmt: skip
+    data = exits(0.3, at_random=False, seed=seed)
+    shares = [
+        {"sent": 0.0, "accuracy": float(own.mean()), "leakage_sent": None, "exposure": 0.0},
+        {"sent": 1.0, "accuracy": float(server.mean()), "leakage_sent": 0.5, "exposure": 0.5},
+    ]
+    return data | {"per_image": data["per_image"] | bits, "shares": shares}
+
+
+def test_the_chord_may_end_at_the_server_of_an_early_exit_with_everything_sent() -> None:
+    """It leaks less here than the row that sends everything, so a coin does better with it."""
+    row = three("exit", *map(whole, range(3)))
+    sent = all_sent(row)
+    assert sent is not None
+    assert kind_of(sent) == "split"
+    accuracy = np.mean([rights(20 + s)[1].mean() for s in range(3)])
+    assert sent.mean("accuracy") == pytest.approx(accuracy)
+    found = found_in(SILENT, SENDER, row)
+    assert found.chord is not None
+    assert found.chord[1] == pytest.approx((0.5, accuracy))
+    above = found.points[-1].over_chord
+    assert above is not None
+    assert above.against == "exit, everything sent"
+    plain = found_in(SILENT, SENDER, exit_row("exit", 0.3, at_random=False)).points[-1].over_chord
+    assert plain is not None
+    assert plain.against == "noise"
+    assert plain.points > above.points
+
+
+def test_a_curve_is_the_mean_over_the_seeds() -> None:
+    found = found_in(SILENT, SENDER, three("exit", *map(whole, range(3))))
+    (start, end) = found.points[-1].curve
+    owns = [rights(20 + s)[0].mean() for s in range(3)]
+    assert start == pytest.approx((0.0, np.mean(owns)))
+    assert end[0] == pytest.approx(0.5)
+
+
 def test_the_picture_draws_what_is_unsure_in_grey() -> None:
     def grey(found: Frontier) -> int:
         png = np.asarray(Image.open(io.BytesIO(draw_frontier(found).png)).convert("RGB"))
@@ -178,4 +219,4 @@ def test_the_picture_draws_what_is_unsure_in_grey() -> None:
     part = sure.points[-1]
     unsure = replace(sure, points=(*sure.points[:-1], replace(part, over_chord=None)))
     assert grey(unsure) > grey(sure) + 100
-    assert len(draw_frontier(unsure, "zh").svg) > 1000
+    assert len(draw_frontier(unsure, canvas.drawable("zh")[0]).svg) > 1000

@@ -10,7 +10,7 @@ from made_records import grouped, record
 from made_runs import MakeRun
 from numpy.typing import NDArray
 
-from splitveil.errors import ConfigError
+from splitveil.errors import ConfigError, RunError
 from splitveil.record.groups import Group, Records
 from splitveil.record.schema import Record, answers_well
 from splitveil.record.statistics import Sample, difference
@@ -18,14 +18,18 @@ from splitveil.report.columns import summary_of
 from splitveil.report.comparison import compare_records, track_table, tracks, warnings
 from splitveil.report.figures import draw_pictures
 from splitveil.report.gains import (
+    answers_alone,
     beside,
     best_alone,
     check_data,
     check_rivals,
+    clients_alone,
     exposure_over,
     gain,
     gains,
     group_track,
+    own_head,
+    right_table,
     rows_beside,
 )
 from splitveil.report.page import read_runs
@@ -143,6 +147,51 @@ def test_the_best_client_alone_is_chosen_on_val_where_all_know_it() -> None:
     assert best_alone([]) is None
 
 
+def asking(own: float, val: float | None = None, **more: Any) -> Group:  # noqa: ANN401
+    """A row that sends a fifth; its own head answers a share of the images right."""
+    bits = base64.b64encode(np.packbits(answers(own, 7) > 0).tobytes()).decode()
+    part: Json = {"defence": "early-exit", "sent": 0.2, "exposure": 0.15, "leakage_sent": 0.7}
+    known: Json = {} if val is None else {"training": {"val_own_accuracy": val}}
+    return seeds("exit", 0.86, per_image={"own_right": bits}, **part, **known, **more)
+
+
+def test_an_own_head_with_nothing_sent_is_a_client_alone() -> None:
+    """The server beside it in training may make it better than any client trained alone."""
+    head = own_head(asking(0.83))
+    assert head is not None
+    assert answers_alone(head)
+    assert right_table(head) is not None
+    accuracy = head.mean("accuracy")
+    assert accuracy == pytest.approx((answers(0.83, 7) > 0).mean())
+    found = gains(asking(0.83), [ALONE, asking(0.83)])
+    assert found.best is not None
+    assert found.best.name == "exit, nothing sent"
+    assert found.over_best is not None
+    assert accuracy is not None
+    ours = asking(0.83).mean("accuracy")
+    assert found.over_best.points == pytest.approx(100 * ((ours or 0) - accuracy))
+    weak = gains(asking(0.70), [ALONE, asking(0.70)])
+    assert weak.best is not None
+    assert weak.best.name == "alone"
+    for unknown in (SENDS, ALONE, part_row()):
+        assert own_head(unknown) is None
+
+
+def test_own_heads_are_chosen_on_val_and_only_beside_a_client_trained_alone() -> None:
+    assert clients_alone([asking(0.83), SENDS]) == []
+    assert gains(SENDS, [asking(0.83), SENDS]).best is None
+    known = seeds("alone", 0.80, defence="alone", training={"val_accuracy": 0.81})
+    by_val = gains(SENDS, [known, asking(0.83, val=0.79)]).best
+    assert by_val is not None
+    assert by_val.name == "alone"
+
+
+def test_a_record_with_too_few_bits_of_its_own_head_says_so() -> None:
+    short = asking(0.83, audit={"scored": IMAGES + 8})
+    with pytest.raises(RunError, match=r"own_right holds 2000 bits, but audit.scored is 2008"):
+        own_head(short)
+
+
 def test_only_clients_alone_of_the_track_or_a_smaller_one_are_rivals() -> None:
     costly = [
         made(0.9, s, "alone", "big") | {"client": {"macs": 4e6, "params": 6e4}} for s in (0, 1)
@@ -242,7 +291,7 @@ def test_the_leakage_of_the_sent_never_stands_as_if_it_compared() -> None:
     assert cells["noise"]["server-gain"].startswith("+")
     assert cells["alone"]["server-gain"] == "–"
     assert any("Of `exit` only some images are sent" in note for note in table.notes)
-    assert any("`noise`: `alone` (B1)" in note for note in table.notes)
+    assert any("that is `alone` (B1)." in note for note in table.notes)
     latex = table.render(rows, "latex")
     assert "leakage of the sent" in latex
 

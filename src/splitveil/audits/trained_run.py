@@ -62,7 +62,7 @@ class Audited(Protocol):
         ...
 
     def trained(self) -> Json:
-        """Its training: `steps`, `seconds`, `peak_bytes`, `val_accuracy`, `teacher` or None."""
+        """Its training: `steps`, `seconds`, `peak_bytes`, accuracies on val, `teacher` or None."""
         ...
 
 
@@ -124,6 +124,8 @@ def open_run(
     )  # fmt: skip
     settings = {k: v for k, v in flat_config(config).items() if k not in PLACES}
     training = {k: trained[k] for k in ("steps", "peak_bytes", "val_accuracy")}
+    if (own := trained["val_own_accuracy"]) is not None:
+        training["val_own_accuracy"] = own
     if teacher := trained["teacher"]:
         settings["teacher"] = teacher["run"]  # not the path to it
         training["teacher"] = teacher

@@ -171,7 +171,8 @@ def advice(rows: Sequence[Tried], limits: DeviceLimits) -> Advice:
     surely = [r for r in allowed if alone is None or gains[r.name].low > 0]
     chosen = _best(surely)
     if chosen is None and alone is not None:
-        sentence = f"Ship the client alone: {_answers(alone)}, and nothing leaves the device; "
+        sentence = f"Ship the client alone{_beside_a_server(alone)}: {_answers(alone)}, "
+        sentence += "and nothing leaves the device; "
         best = _best(allowed)
         if best is not None:
             sentence += (
@@ -208,6 +209,12 @@ def _beyond(served: Sequence[Tried]) -> str:
 def _points(value: float) -> str:
     """A share as the table shows it, in per cent."""
     return f"{100 * value:.1f} %"
+
+
+def _beside_a_server(alone: Tried) -> str:
+    """How to get a client alone that was trained as an early exit."""
+    asks = "early-exit" in str(alone.config.get("defence", "")).split("+")
+    return " (the own head of an early exit, run with --never-ask)" * asks
 
 
 def _answers(row: Tried) -> str:

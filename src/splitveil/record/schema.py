@@ -181,12 +181,15 @@ class PerImage:
     """The strongest attack, and its MSE of every scored image as base64 of float16.
 
     `right` says how often each test image was answered right, of `audit.accuracy_draws` sendings,
-    as base64 of bytes.
+    as base64 of bytes; `own_right` and `server_right` whether the own head and the server answer
+    each scored image right, as base64 of bits.
     """
 
     attack: str | None
     mse: str | None
     right: str | None
+    own_right: str | None
+    server_right: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -607,6 +610,21 @@ def per_image_mse(record: Record) -> NDArray[np.float64] | None:
             f"per_image.mse has mean {mean:.6g}, but strongest.mse is {stated}; audit the run again"
         )
     return values
+
+
+def answers_of(record: Record, who: Literal["own", "server"]) -> NDArray[np.uint8] | None:
+    """Whether one head answers each scored image right (n,), 0 or 1; None if it is not known."""
+    images, count = record.per_image, record.audit.scored
+    kept = images.own_right if who == "own" else images.server_right
+    if not kept or not count:
+        return None
+    bits = np.unpackbits(unpack(kept, "u1", f"per_image.{who}_right"))
+    if not count <= len(bits) < count + 8:
+        raise RunError(
+            f"per_image.{who}_right holds {len(bits)} bits, but audit.scored is {count}; audit the "
+            "run again"
+        )
+    return bits[:count]
 
 
 def right_answers(record: Record) -> NDArray[np.float64] | None:

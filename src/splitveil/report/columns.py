@@ -644,12 +644,11 @@ def notes_on(table: Table, rows: Sequence[Compared]) -> list[str]:
     """What a reader must know of rows that send only some images, and of the gains."""
     keys = {column.key for column in table.columns}
     part = [f"`{row.group.name}`" for row in rows if any(map(sends_part, row.group.records))]
-    against = {
-        f"`{row.group.name}`: `{made.against}`"
-        + (f" ({row.gains.track})" if row.gains.track else "")
-        for row in rows
-        if (made := row.gains.over_best) is not None
-    }
+    against: dict[str, list[str]] = {}
+    for row in rows:
+        if (made := row.gains.over_best) is not None:
+            track = f" ({row.gains.track})" * (row.gains.track is not None)
+            against.setdefault(f"`{made.against}`{track}", []).append(f"`{row.group.name}`")
     notes = []
     if part and keys & {"mse", "ssim", "psnr", "worst"}:
         notes.append(
@@ -657,9 +656,11 @@ def notes_on(table: Table, rows: Sequence[Compared]) -> list[str]:
             "of these alone, and compare with no other row. Exposure compares."
         )
     if "server-gain" in keys and against:
+        every = (f"{rival} for {', '.join(theirs)}" for rival, theirs in sorted(against.items()))
+        told = next(iter(against)) if len(against) == 1 else "; ".join(every)
         notes.append(
-            "Server gain: accuracy less that of the best client alone of the track "
-            f"({'; '.join(sorted(against))}), with its 95 % limits."
+            "Server gain: accuracy less that of the best client alone of the track, with its 95 % "
+            f"limits; that is {told}."
         )
     return notes
 

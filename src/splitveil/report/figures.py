@@ -206,9 +206,12 @@ def draw_frontier(found: Frontier, lang: Lang = "en") -> Drawing:
         axes = figure.add_axes((0.09, FOOT / height, 0.87, 1 - (FOOT + HEAD) / height))
         heights = [100 * y for p in points for y in (p.accuracy, *(a for _, a in p.curve))]
         pad = max(0.15 * (max(heights) - min(heights)), 0.3)
-        right = max(
-            [1.0, *(100 * x for p in points for x in (p.exposure, (p.limits or (0, 0))[1]))]
+        ends_of = (
+            100 * x
+            for p in points
+            for x in (p.exposure, (p.limits or (0, 0))[1], *(at for at, _ in p.curve))
         )
+        right = max(1.0, *ends_of)
         axes.set_xlim(-0.03 * right, 1.08 * right)
         axes.set_ylim(min(heights) - pad, max(heights) + pad)
         axes.set_xlabel(word("picture.exposure", lang))

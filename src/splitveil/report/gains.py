@@ -2,14 +2,16 @@
 
 The best client alone of a track is the most accurate one by its validation images, where every
 record says how accurate it was there; else the most accurate one by its test images, which can only
-make a gain smaller.
+make a gain smaller. The own head of a client with an exit rule, with nothing sent, is a client
+alone, too: a server beside it in training often makes it the best one.
 
 The frontier is that of accuracy against exposure. Its chord joins the best client alone, at
 exposure 0, with the best row that sends everything: a device that tosses a coin for every image
 lies on it. An exit rule must lie above it.
 """
 
-from collections.abc import Sequence
+import base64
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -26,8 +28,10 @@ from splitveil.record.schema import (
     NOT_NEEDED,
     Flag,
     Record,
+    answers_of,
     answers_well,
     exposure_of,
+    number,
     right_answers,
     sends_part,
     text,
@@ -186,6 +190,70 @@ def best_alone(rows: Sequence[Group]) -> Group | None:
     return max(known, key=lambda pair: pair[1])[0] if known else None
 
 
+def clients_alone(rows: Sequence[Group]) -> list[Group]:
+    """The rows that answer alone; beside one, also the own heads of the rows with an exit rule.
+
+    Own heads have no rows of their own, and nobody trained one for this: without a row that answers
+    alone there is nothing to compare with.
+    """
+    trained = [row for row in rows if answers_alone(row)]
+    heads = [head for row in rows if (head := own_head(row)) is not None]
+    return trained + heads if trained else []
+
+
+def own_head(group: Group) -> Group | None:
+    """A row with an exit rule as a client alone: its own head with nothing sent, where known."""
+    return _without_rule(group, "nothing sent", _nothing_sent)
+
+
+def all_sent(group: Group) -> Group | None:
+    """A row with an exit rule as a split: its server with everything sent, where known."""
+    return _without_rule(group, "everything sent", _everything_sent)
+
+
+def _without_rule(
+    group: Group, what: str, change: Callable[[Record], Record | None]
+) -> Group | None:
+    if kind_of(group) != "exit":
+        return None
+    seeds = [[change(record) for record in seed] for seed in group.seeds]
+    if any(record is None for seed in seeds for record in seed):
+        return None
+    return Group(f"{group.name}, {what}", cast(Any, tuple(map(tuple, seeds))))
+
+
+def _nothing_sent(record: Record) -> Record | None:
+    right = answers_of(record, "own")
+    if right is None:
+        return None
+    validated = {"val_accuracy": number(record, "training.val_own_accuracy")}
+    return _answered_by_one(record, right, ALONE, sent=0.0, exposure=0.0, training=validated)
+
+
+def _everything_sent(record: Record) -> Record | None:
+    right = answers_of(record, "server")
+    exposure = next((share.exposure for share in record.shares if share.sent == 1), None)
+    if right is None or exposure is None:
+        return None
+    defence = text(record, "config.defence") or ""
+    return _answered_by_one(record, right, defence, sent=1.0, exposure=exposure)
+
+
+def _answered_by_one(
+    record: Record, right: NDArray[np.uint8], defence: str, **facts: object
+) -> Record:
+    data = record.to_dict()
+    counts = base64.b64encode(right.tobytes()).decode("ascii")
+    return Record.from_dict(
+        data | {
+            "accuracy": float(right.mean()), "leakage_sent": None,
+            "config": data["config"] | {"defence": defence},
+            "audit": data["audit"] | {"accuracy_draws": 1},
+            "per_image": {"right": counts}, "intervals": {}, "shares": [],
+        } | facts
+    )  # fmt: skip
+
+
 def gains(ours: Group, rows: Sequence[Group]) -> Gains:
     """A row beside the clients alone among other rows.
 
@@ -198,7 +266,7 @@ def gains(ours: Group, rows: Sequence[Group]) -> Gains:
         same client is compared. A client alone gains nothing.
     """
     same_images = images_of(ours)
-    rivals = [r for r in rows if answers_alone(r) and images_of(r) == same_images]
+    rivals = [r for r in clients_alone(rows) if images_of(r) == same_images]
     if answers_alone(ours) or not rivals:
         return Gains()
     track = group_track(ours)
@@ -455,7 +523,7 @@ def frontier(groups: Sequence[Group]) -> Frontier | None:
     here = [g for g in groups if images_of(g) == images_of(telling[0])]
     good = [g for g in here if answer_well(g)]
     points = [point for g in good if (point := _point(g, good)) is not None]
-    alone = best_alone([g for g in good if answers_alone(g)])
+    alone = best_alone(clients_alone(good))
     ends = None if alone is None else _chord(alone, good)
     return Frontier(
         points=tuple(points),
@@ -485,20 +553,24 @@ def _point(group: Group, rows: Sequence[Group]) -> FrontierPoint | None:
 
 
 def _curve(group: Group) -> tuple[tuple[float, float], ...]:
-    """Exposure and accuracy at other shares, of the first record that measured them."""
-    for record in group.records:
-        pairs = [(share.exposure, share.accuracy) for share in record.shares]
-        known = [(max(0.0, e), a) for e, a in pairs if e is not None and a is not None]
-        if known:
-            return tuple(sorted(known))
-    return ()
+    """Exposure and accuracy at other shares, means over the records that measured them."""
+    at: dict[float, list[tuple[float, float]]] = {}
+    for share in (share for record in group.records for share in record.shares):
+        if share.sent is not None and share.exposure is not None and share.accuracy is not None:
+            at.setdefault(share.sent, []).append((max(0.0, share.exposure), share.accuracy))
+    means = [np.mean(pairs, axis=0) for pairs in at.values()]
+    return tuple(sorted((float(exposure), float(accuracy)) for exposure, accuracy in means))
 
 
 def senders(rows: Sequence[Group], like: Group) -> list[Group]:
-    """The rows that send every image, on the images of another row."""
+    """The rows that send every image, on the images of another row.
+
+    The server of a row with an exit rule could be sent everything: such a row is among them, too.
+    """
+    every = [*rows, *(whole for row in rows if (whole := all_sent(row)) is not None)]
     return [
         row
-        for row in rows
+        for row in every
         if kind_of(row) == "split" and images_of(row) == images_of(like)
         and row.mean("accuracy") is not None and exposure_over(row) is not None
     ]  # fmt: skip
