@@ -59,7 +59,7 @@ SUMMARY = {
 SMALL = {"B1": "cifar10-b1", "B5": "cifar10-b5"}
 STANDARD = {track: f"{folder}-standard" for track, folder in SMALL.items()}
 WORTH = ("accuracy", "sent", "leakage-sent", "exposure", "identified", "server-gain")
-BRIEFLY = ("veil", "early-exit")  # of each track in the README
+BRIEFLY = ("noise", "early-exit")  # of each track in the README
 BRIEF_FLAGSHIP = "cifar10-short"  # the flagship's client trained for twelve epochs
 OTHER_SHARES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0)
 STATISTICS = ("noise", "gated-att", "slot-cross", "cem", "veil-vgg11")
@@ -144,8 +144,7 @@ def worth() -> str:
         best = best_alone(clients_alone([row.group for row in known.values()]))
         assert best is not None  # noqa: S101 - every track has one
         known.setdefault(best.name, Compared(best))
-        names = dict.fromkeys(("alone", best.name, *BRIEFLY))
-        rows += [(track, known[name]) for name in names]
+        rows += [(track, known[name]) for name in (best.name, *BRIEFLY)]
     kept = EVERYTHING.only("row", "accuracy", "sent", "exposure", "server-gain").columns
     own = (replace(column, get=partial(_of_pair, column.value)) for column in kept)
     return written(Table(Column("track", "track", lambda pair: pair[0]), *own), rows)

@@ -39,7 +39,16 @@ def check(found: dict[str, Any]) -> None:
     if found["suite"] == "precision":
         check_precision(found)
         return
-    if found["suite"] in ("demo", "quick", "grid", "decoders", "settings", "alone", "exit-rules"):
+    if found["suite"] in (
+        "demo",
+        "quick",
+        "grid",
+        "decoders",
+        "settings",
+        "alone",
+        "exit-rules",
+        "taps",
+    ):
         assert {"splitveil", "torch", "python", "threads", "commit"} <= set(found["versions"])
         assert found["command"]
         assert found["rows"]

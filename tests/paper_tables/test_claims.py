@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from paper.tables import BLOCK, PAGES, ROOT, found, last_epochs, published, rows_of
+from paper.tables import BLOCK, PAGES, ROOT, SUMMARY, found, last_epochs, published, rows_of
 from splitveil.record.groups import Group, aux_of, mean_of
 from splitveil.report.columns import LEAKS
 from splitveil.report.comparison import compare_records
@@ -208,7 +208,7 @@ def test_rows_with_one_seed_are_named() -> None:
     for folder in ("cifar10-table1", "cifar10-seed-003"):
         assert single(found(folder).groups) == {g.name for g in found(folder).groups}
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    for row in single(found("cifar10").groups) & {"noise-thin-deep", "cem-thin-deep"}:
+    for row in single(found("cifar10").groups) & set(SUMMARY):
         assert re.search(rf"^\| `{row}` \|[^|]*\|[^|]*\| 1 \|", text, re.MULTILINE)
 
 

@@ -63,8 +63,8 @@ def test_table_1_has_every_row_of_its_folder() -> None:
 
 def test_the_readme_and_the_results_stay_short() -> None:
     text = README.read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= 120
-    assert len(text.split()) <= 1000
+    assert len(text.splitlines()) <= 130
+    assert len(tables.BLOCK.sub("", text).split()) <= 800  # besides its tables
     assert len(tables.SUMMARY) <= 7
     results = (ROOT / "docs" / "project" / "results.md").read_text(encoding="utf-8")
     assert len(results.split()) <= 1250
