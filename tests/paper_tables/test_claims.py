@@ -16,7 +16,7 @@ from paper.tables import BLOCK, PAGES, ROOT, SUMMARY, found, last_epochs, publis
 from splitveil.record.groups import Group, aux_of, mean_of
 from splitveil.report.columns import LEAKS
 from splitveil.report.comparison import compare_records
-from splitveil.report.gains import exposure_over, gains, own_head
+from splitveil.report.gains import beside, exposure_over, gains, over_chord, own_head
 
 CLAIMS: Mapping[str, Any] = tomllib.loads((ROOT / "paper" / "claims.toml").read_text("utf-8"))
 RESULTS = ROOT / "docs" / "project" / "results.md"
@@ -228,6 +228,36 @@ def test_what_is_said_of_all_rows_holds_for_all() -> None:
     for row in rows_of("cifar10"):
         told = mean_of(LEAK_COLUMNS["member-outputs"].value(row))
         assert told is None or told > 0.54, row.name
+
+
+def test_a_server_that_the_client_alone_beats_is_flagged_and_one_that_gains_is_not() -> None:
+    for folder, row in (("cifar10", "veil"), ("cifar10-short", "veil")):
+        rows = found(folder).groups
+        for record in group(f"{folder}/{row}").records:
+            assert "server not needed" in beside(record, rows).flag_names
+    for folder in ("cifar10-b1", "cifar10-b5"):
+        for record in group(f"{folder}/early-exit").records:
+            assert "server not needed" not in beside(record, found(folder).groups).flag_names
+
+
+def test_what_is_said_of_the_small_clients_holds() -> None:
+    for folder in ("cifar10-b1", "cifar10-b5"):
+        rows = found(folder).groups
+        known = {g.name: gains(g, rows).over_best for g in rows}
+        sure = {name for name, made in known.items() if made is not None and made.sure}
+        assert "early-exit" in sure
+        assert sure <= {"early-exit", "early-exit+veil"}  # who sends everything gains nothing sure
+        for record in group(f"{folder}/early-exit").records:
+            assert record.identified == pytest.approx(record.sent)  # each sent image is recognised
+            assert "exit tells the class" in record.flag_names
+        ours = group(f"{folder}/early-exit")
+        best = gains(ours, rows).best
+        assert best is not None
+        above = over_chord(ours, best, rows)
+        assert above is not None
+        assert above.sure
+    noise, slot = (group(f"cifar10-b5/{name}").records[0] for name in ("noise", "slot-cross"))
+    assert (noise.accuracy, noise.strongest.mse) == (slot.accuracy, slot.strongest.mse)
 
 
 def test_what_is_said_of_table_1_holds() -> None:
