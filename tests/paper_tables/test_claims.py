@@ -16,17 +16,23 @@ from paper.tables import BLOCK, PAGES, ROOT, SUMMARY, found, last_epochs, publis
 from splitveil.record.groups import Group, aux_of, mean_of
 from splitveil.report.columns import LEAKS
 from splitveil.report.comparison import compare_records
-from splitveil.report.gains import beside, exposure_over, gains, over_chord, own_head
+from splitveil.report.gains import all_sent, beside, exposure_over, gains, over_chord, own_head
 
 CLAIMS: Mapping[str, Any] = tomllib.loads((ROOT / "paper" / "claims.toml").read_text("utf-8"))
 RESULTS = ROOT / "docs" / "project" / "results.md"
 WRITTEN = [*PAGES, RESULTS]
 NUMBER = re.compile(r"(?<![\w.,-])[-+]?\d+(?:,\d{3})*(?:\.\d+)?")  # CIFAR-10 is a name
 CODE = re.compile(r"`[^`]*`")
+# What an early exit is with nothing sent and with everything, and what is read of it.
+ENDS: Mapping[str, tuple[Callable[[Group], Group | None], str]] = {
+    "own_accuracy": (own_head, "accuracy"),
+    "all_accuracy": (all_sent, "accuracy"),
+    "all_exposure": (all_sent, "exposure"),
+}
 # Shares in a record, printed in per cent or in points.
 SHARES = (
     "accuracy", "attacks.decoder.accuracy", "leakage", "re-id-wire", "re-id-encoder", "sent",
-    "leakage_sent", "exposure", "own_accuracy",
+    "leakage_sent", "exposure", *ENDS,
 )  # fmt: skip
 LEAK_COLUMNS = {column.key: column for column in LEAKS.columns}
 BASES = ("DistCorr", "dropout", "patrol", "ResSFL", "nopeek", "arl")  # with a row `+cem`, `+veil`
@@ -54,10 +60,11 @@ def values(place: str, field: str) -> list[float | None]:
     if field.startswith("epoch."):
         logs = last_epochs(*place.split("/")).values()
         return [log[field.removeprefix("epoch.")] for log in logs]
-    if field == "own_accuracy":  # of an early exit with nothing sent
-        head = own_head(group(place))
-        assert head is not None, place
-        return values_of(head, "accuracy", 100)
+    if field in ENDS:  # an early exit with nothing sent, or with everything
+        change, read = ENDS[field]
+        changed = change(group(place))
+        assert changed is not None, place
+        return values_of(changed, read, 100)
     column = LEAK_COLUMNS.get(field)
     read = column.value(group(place)) if column else group(place).values(field)
     return [None if v is None else v * (100 if field in SHARES else 1) for v in read]
