@@ -61,10 +61,10 @@ def values(place: str, field: str) -> list[float | None]:
         logs = last_epochs(*place.split("/")).values()
         return [log[field.removeprefix("epoch.")] for log in logs]
     if field in ENDS:  # an early exit with nothing sent, or with everything
-        change, read = ENDS[field]
+        change, path = ENDS[field]
         changed = change(group(place))
         assert changed is not None, place
-        return values_of(changed, read, 100)
+        return values_of(changed, path, 100)
     column = LEAK_COLUMNS.get(field)
     read = column.value(group(place)) if column else group(place).values(field)
     return [None if v is None else v * (100 if field in SHARES else 1) for v in read]
