@@ -141,6 +141,18 @@ def test_the_speed_of_a_cpu_is_measured_by_one_command(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_where_the_time_goes_is_measured_by_one_command(tmp_path: Path) -> None:
+    brief = ("--pair", "digits", "--client", "auto", "--profile", "smoke", "--no-compile")
+    sizes = ("--epochs", "1", "--digits-epochs", "1", "--threads", "1")
+    rows = written_by("cpu_profile.py", tmp_path / "b.json", *brief, *sizes)["rows"]
+    assert [row["case"] for row in rows] == ["epoch", "smoke on digits", "smoke on digits"]
+    for row in rows:
+        assert sum(row["shares"].values()) == pytest.approx(1, abs=0.01)
+    assert rows[0]["shares"]["convolutions"] > 0.05
+    assert rows[1]["shares"]["decoder"] > 0
+
+
+@pytest.mark.slow
 def test_what_an_answer_costs_is_measured_by_one_command(tmp_path: Path) -> None:
     sizes = ("--net", "small", "--images", "20", "--rounds", "1", "--send", "0.25")
     rows = {
