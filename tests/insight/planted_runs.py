@@ -1,10 +1,13 @@
 """Run folders made by hand for the tuning doctor: sick ones, and the same runs mended."""
 
+import base64
 import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from splitveil.config.run_config import write_toml
 from splitveil.defences.catalogue import find_defence
@@ -94,6 +97,12 @@ SILENT: Plan = {
 EXIT: Plan = {
     "defence": "early-exit",
     "record": judged(0.949, "early-exit", sent=0.2, exposure=0.16),
+}
+OWN_HEAD = np.packbits(np.arange(4000) < 0.92 * 4000).tobytes()  # answers 92 % of the images
+TEACHES: Plan = {
+    "defence": "early-exit",
+    "record": judged(0.949, "early-exit", sent=0.2, exposure=0.16)
+    | {"per_image": {"own_right": base64.b64encode(OWN_HEAD).decode("ascii")}},
 }
 ZERO: Json = {"rob_loss": 0.0, "true_rate": 0.01}
 SHUT = open_slots(1.0, hard=0.96)
@@ -278,6 +287,13 @@ PLANTED: list[tuple[str, Plan, Plan, str, str]] = [
         {"record": judged(0.95, "veil"), "beside": {"alone": SILENT}},
         "the client alone alone answers 90.00 %; the server adds -1.50 points",
         "ship the client alone: /",
+    ),
+    (
+        "server not needed",
+        {"record": judged(0.905, "veil"), "beside": {"alone": SILENT, "exit": TEACHES}},
+        {"record": judged(0.98, "veil"), "beside": {"alone": SILENT, "exit": TEACHES}},
+        "the client alone exit (0 % sent) answers 92.00 %; the server adds -1.50 points",
+        "exit alone: export it, and run it with --never-ask",
     ),
     (
         "server not needed",

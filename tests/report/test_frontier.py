@@ -14,7 +14,7 @@ from PIL import Image
 from splitveil.record.groups import Group
 from splitveil.report import canvas
 from splitveil.report.figures import draw_frontier
-from splitveil.report.gains import Frontier, all_sent, frontier, kind_of, over_chord
+from splitveil.report.gains import Frontier, everything_sent, frontier, kind_of, over_chord
 
 Json = dict[str, Any]
 IMAGES = 4000
@@ -185,7 +185,7 @@ def whole(seed: int) -> Json:
 def test_the_chord_may_end_at_the_server_of_an_early_exit_with_everything_sent() -> None:
     """It leaks less here than the row that sends everything, so a coin does better with it."""
     row = three("exit", *map(whole, range(3)))
-    sent = all_sent(row)
+    sent = everything_sent(row)
     assert sent is not None
     assert kind_of(sent) == "split"
     accuracy = np.mean([rights(20 + s)[1].mean() for s in range(3)])
@@ -195,7 +195,7 @@ def test_the_chord_may_end_at_the_server_of_an_early_exit_with_everything_sent()
     assert found.chord[1] == pytest.approx((0.5, accuracy))
     above = found.points[-1].over_chord
     assert above is not None
-    assert above.against == "exit, everything sent"
+    assert above.against == "exit (100 % sent)"
     plain = found_in(SILENT, SENDER, exit_row("exit", 0.3, at_random=False)).points[-1].over_chord
     assert plain is not None
     assert plain.against == "noise"

@@ -28,7 +28,7 @@ from splitveil.report.gains import (
     gain,
     gains,
     group_track,
-    own_head,
+    nothing_sent,
     right_table,
     rows_beside,
 )
@@ -157,7 +157,7 @@ def asking(own: float, val: float | None = None, **more: Any) -> Group:  # noqa:
 
 def test_an_own_head_with_nothing_sent_is_a_client_alone() -> None:
     """The server beside it in training may make it better than any client trained alone."""
-    head = own_head(asking(0.83))
+    head = nothing_sent(asking(0.83))
     assert head is not None
     assert answers_alone(head)
     assert right_table(head) is not None
@@ -165,7 +165,7 @@ def test_an_own_head_with_nothing_sent_is_a_client_alone() -> None:
     assert accuracy == pytest.approx((answers(0.83, 7) > 0).mean())
     found = gains(asking(0.83), [ALONE, asking(0.83)])
     assert found.best is not None
-    assert found.best.name == "exit, nothing sent"
+    assert found.best.name == "exit (0 % sent)"
     assert found.over_best is not None
     assert accuracy is not None
     ours = asking(0.83).mean("accuracy")
@@ -174,7 +174,7 @@ def test_an_own_head_with_nothing_sent_is_a_client_alone() -> None:
     assert weak.best is not None
     assert weak.best.name == "alone"
     for unknown in (SENDS, ALONE, part_row()):
-        assert own_head(unknown) is None
+        assert nothing_sent(unknown) is None
 
 
 def test_own_heads_are_chosen_on_val_and_only_beside_a_client_trained_alone() -> None:
@@ -189,7 +189,7 @@ def test_own_heads_are_chosen_on_val_and_only_beside_a_client_trained_alone() ->
 def test_a_record_with_too_few_bits_of_its_own_head_says_so() -> None:
     short = asking(0.83, audit={"scored": IMAGES + 8})
     with pytest.raises(RunError, match=r"own_right holds 2000 bits, but audit.scored is 2008"):
-        own_head(short)
+        nothing_sent(short)
 
 
 def test_only_clients_alone_of_the_track_or_a_smaller_one_are_rivals() -> None:

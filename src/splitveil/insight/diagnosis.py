@@ -468,7 +468,11 @@ def alone_suffices(case: RunHistory) -> Seen | None:
     if not found:
         return None
     best = gains(Group("", ((case.record,),)), case.rows).best
-    train = say("alone-train") if best is None else say("alone-do", path=str(best.runs[0].path))
+    if best is None:
+        return found[0].seen or NOTHING, say("alone-train")
+    path = str(best.runs[0].path)
+    own = sends_part(best.runs[0].record)
+    train = say("alone-own", path=path) if own else say("alone-do", path=path)
     return found[0].seen or NOTHING, train
 
 

@@ -197,32 +197,32 @@ def clients_alone(rows: Sequence[Group]) -> list[Group]:
     alone there is nothing to compare with.
     """
     trained = [row for row in rows if answers_alone(row)]
-    heads = [head for row in rows if (head := own_head(row)) is not None]
+    heads = [head for row in rows if (head := nothing_sent(row)) is not None]
     return trained + heads if trained else []
 
 
-def own_head(group: Group) -> Group | None:
+def nothing_sent(group: Group) -> Group | None:
     """A row with an exit rule as a client alone: its own head with nothing sent, where known."""
-    return _without_rule(group, "nothing sent", _nothing_sent)
+    return _without_rule(group, 0, _by_own_head)
 
 
-def all_sent(group: Group) -> Group | None:
+def everything_sent(group: Group) -> Group | None:
     """A row with an exit rule as a split: its server with everything sent, where known."""
-    return _without_rule(group, "everything sent", _everything_sent)
+    return _without_rule(group, 100, _by_server)
 
 
 def _without_rule(
-    group: Group, what: str, change: Callable[[Record], Record | None]
+    group: Group, percent: int, change: Callable[[Record], Record | None]
 ) -> Group | None:
     if kind_of(group) != "exit":
         return None
     seeds = [[change(record) for record in seed] for seed in group.seeds]
     if any(record is None for seed in seeds for record in seed):
         return None
-    return Group(f"{group.name}, {what}", cast(Any, tuple(map(tuple, seeds))))
+    return Group(f"{group.name} ({percent} % sent)", cast(Any, tuple(map(tuple, seeds))), group.runs)
 
 
-def _nothing_sent(record: Record) -> Record | None:
+def _by_own_head(record: Record) -> Record | None:
     right = answers_of(record, "own")
     if right is None:
         return None
@@ -230,7 +230,7 @@ def _nothing_sent(record: Record) -> Record | None:
     return _answered_by_one(record, right, ALONE, sent=0.0, exposure=0.0, training=validated)
 
 
-def _everything_sent(record: Record) -> Record | None:
+def _by_server(record: Record) -> Record | None:
     right = answers_of(record, "server")
     exposure = next((share.exposure for share in record.shares if share.sent == 1), None)
     if right is None or exposure is None:
@@ -263,7 +263,7 @@ def gains(ours: Group, rows: Sequence[Group]) -> Gains:
 
     Returns:
         Its track, the best client alone that keeps to it, and the gains. Without a track, only the
-        same client is compared. A client alone gains nothing.
+        same client is compared, as a row that answers alone. A client alone gains nothing.
     """
     same_images = images_of(ours)
     rivals = [r for r in clients_alone(rows) if images_of(r) == same_images]
@@ -271,7 +271,8 @@ def gains(ours: Group, rows: Sequence[Group]) -> Gains:
         return Gains()
     track = group_track(ours)
     best = best_alone([r for r in rivals if keeps_to(r, track)])
-    same = best_alone([r for r in rivals if client_of(r) == client_of(ours)])
+    trained = [r for r in rivals if any(r is row for row in rows)]  # own heads are no rows
+    same = best_alone([r for r in trained if client_of(r) == client_of(ours)])
     return Gains(
         track=track,
         best=best,
@@ -567,7 +568,7 @@ def senders(rows: Sequence[Group], like: Group) -> list[Group]:
 
     The server of a row with an exit rule could be sent everything: such a row is among them, too.
     """
-    every = [*rows, *(whole for row in rows if (whole := all_sent(row)) is not None)]
+    every = [*rows, *(whole for row in rows if (whole := everything_sent(row)) is not None)]
     return [
         row
         for row in every
