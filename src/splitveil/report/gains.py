@@ -219,7 +219,9 @@ def _without_rule(
     seeds = [[change(record) for record in seed] for seed in group.seeds]
     if any(record is None for seed in seeds for record in seed):
         return None
-    return Group(f"{group.name} ({percent} % sent)", cast(Any, tuple(map(tuple, seeds))), group.runs)
+    return Group(
+        f"{group.name} ({percent} % sent)", cast(Any, tuple(map(tuple, seeds))), group.runs
+    )
 
 
 def _by_own_head(record: Record) -> Record | None:
