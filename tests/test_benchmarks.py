@@ -305,6 +305,21 @@ def test_figures_of_the_settings_page_are_those_of_the_records() -> None:
         assert words in text
     minutes, rest = divmod(int(one["rows"][0]["wall_s"]), 60)
     assert f"takes {minutes}:{rest:02d} on these two cores" in text
+    seen = json.loads((STORE / "profile--2-core-x86--2-threads.json").read_text("utf-8"))["rows"]
+    epoch, compiling, large, small = seen
+    for row, kinds in (
+        (epoch, ("convolutions", "batch norm", "augmentation and indexing")),
+        (large, ("rmle", "decoder", "k-query")),
+        (small, ("rmle", "decoder")),
+    ):
+        for kind in kinds:
+            assert f"{100 * row['shares'][kind]:.1f} %" in text
+    assert f"takes {large['seconds']:.0f} s:" in text
+    assert f"digits {small['seconds']:.0f} s:" in text
+    assert compiling["pays_after_steps"] is None
+    eager, quick = compiling["eager_ms"], compiling["compiled_ms"]
+    assert f"{compiling['first_s']:.0f} s at first, then {quick:.1f} ms" in text
+    assert f"instead of {eager:.1f}" in text
     at = {(row["arm"], row["seed"], row["epochs"]): row for row in found["rows"]}
     for epochs in (4, 8, 12, 16):
         row = at["nesterov", 0, epochs]
