@@ -35,20 +35,17 @@ def check_precision(found: dict[str, Any]) -> None:
 BRIEF = 4  # epochs of the trainings that compare settings
 
 
+# Suites whose rows have columns of their own.
+OWN_ROWS = {
+    "demo", "quick", "grid", "decoders", "settings", "alone", "exit-rules", "taps", "profile",
+}  # fmt: skip
+
+
 def check(found: dict[str, Any]) -> None:
     if found["suite"] == "precision":
         check_precision(found)
         return
-    if found["suite"] in (
-        "demo",
-        "quick",
-        "grid",
-        "decoders",
-        "settings",
-        "alone",
-        "exit-rules",
-        "taps",
-    ):
+    if found["suite"] in OWN_ROWS:
         assert {"splitveil", "torch", "python", "threads", "commit"} <= set(found["versions"])
         assert found["command"]
         assert found["rows"]
