@@ -13,6 +13,7 @@ from report.devtools import CONTRAST, WIDER, Tab, chromium
 
 from splitveil.errors import RunError
 from splitveil.insight.diagnosis import read_case
+from splitveil.insight.run_page import rows_of
 from splitveil.insight.verdict import judge, phrase
 from splitveil.record.schema import AT_CHANCE, FAR_BELOW
 from splitveil.report.answer_page import AnswerPage, Panel, write_answer
@@ -153,6 +154,17 @@ def test_the_undefended_run_beside_it_is_named(tmp_path: Path) -> None:
     assert "“open”, which has no penalty, leaks about as much: 84 %." in said(folder)
     better = plant(tmp_path / "better", record=record(0.6))
     assert "“open”, which has no penalty, leaks 84 %." in said(better)
+
+
+def test_the_undefended_run_beside_it_has_its_own_gain(tmp_path: Path) -> None:
+    """Both rows say what the server adds to the client alone, or neither does."""
+    bare = {"defence": "none", "lines": without_penalty(edited()), "record": record(0.84, "none")}
+    alone = {"defence": "alone", "record": judged(0.90, "alone", sent=0.0, exposure=0.0)}
+    folder = plant(tmp_path / "run", record=record(0.81), beside={"open": bare, "silent": alone})
+    rows = [row for t in rows_of(read_case(folder), "en", poor=False) for row in t.rows]
+    assert [[said for said in row.cells.values() if said == "+5.0"] for row in rows] == [
+        ["+5.0"], ["+5.0"],
+    ]  # fmt: skip
 
 
 def test_weak_attacks_are_said_to_be_weak(tmp_path: Path) -> None:

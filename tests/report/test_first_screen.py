@@ -64,7 +64,7 @@ CASES: dict[str, tuple[tuple[FrontRow, ...], str]] = {
     ),
     "asking gains nothing": (
         (TINY, replace(UNSURE, accuracy=0.803)),
-        "Asking only when unsure changes “tiny-alone” by −0.2 points: not worth sending anything.",
+        "Asking only when unsure gains −0.2 points over “tiny-alone”: not worth sending anything.",
     ),
     "asking without a row alone": (
         (BARE, UNSURE),
@@ -153,7 +153,7 @@ def alone_record() -> dict[str, Any]:
     return record | {"accuracy": 0.9}
 
 
-def run_of(make_run: MakeRun, name: str, record: dict[str, Any], **more: Any) -> RunFiles:  # noqa: ANN401
+def run_of(make_run: MakeRun, name: str, record: dict[str, Any] | None, **more: Any) -> RunFiles:  # noqa: ANN401
     return make_run(name, record=record, metrics=None, **more)
 
 
@@ -168,6 +168,18 @@ def test_rows_are_read_from_records(make_run: MakeRun) -> None:
         ["by-itself", "1.2", "90.0", "–", "0 %"],
         ["asks", "1.2", "97.8", "+7.8", "80 % of 5 pictures in 10: exposure 40 %"],
     ]
+
+
+@pytest.mark.parametrize(
+    ("defence", "kind"), [("early-exit+veil", "exit"), ("alone", "alone"), ("veil", "split")]
+)
+def test_a_run_without_an_audit_says_so_and_is_what_its_settings_say(
+    make_run: MakeRun, defence: str, kind: str
+) -> None:
+    run = replace(run_of(make_run, "new", None, gallery=None), config={"defence": defence})
+    rows = front_rows([run])
+    assert rows[0].kind == kind
+    assert FRONT.cells(rows)[0][-1] == "not audited"
 
 
 def test_without_a_client_alone_the_gain_that_a_record_states_is_taken(make_run: MakeRun) -> None:

@@ -368,6 +368,8 @@ def test_the_page_answers_what_it_is_sure_of_and_sends_the_rest(
     with served(write_export(tmp_path / "e", exit=rule.to_json())) as (url, server):
         visit(browser, url)
         assert "about 50 % of them" in text(browser, "rule")
+        assert "answers what it is sure of" in text(browser, "intro")
+        assert text(browser, "from").startswith("From this device, or from the server")
         for k, image in enumerate(pixels):
             Image.fromarray(image[0]).save(tmp_path / f"{k}.png")
             upload(browser, tmp_path / f"{k}.png")

@@ -15,6 +15,7 @@ from splitveil.report.canvas import drawable
 from splitveil.report.columns import WORDS, column
 from splitveil.report.curves import training_curves
 from splitveil.report.first_screen import FrontTable, front_rows, front_tables, stamps
+from splitveil.report.gains import beside
 from splitveil.report.words import Lang, sentence, word
 from splitveil.table import Table
 
@@ -56,7 +57,7 @@ def rows_of(case: RunHistory, lang: Lang, *, poor: bool) -> list[FrontTable]:
     runs = [replace(case.files, record=case.beside)]
     bare = case.plain.files if case.plain is not None else undefended_beside(case)
     if bare is not None and bare.audited:
-        runs.append(bare)
+        runs.append(replace(bare, record=beside(bare.record, case.rows)))
     names = folder_names([run.path.resolve() for run in runs])
     first, *rest = front_rows([replace(run, name=names[run.path.resolve()]) for run in runs])
     return front_tables([replace(first, poor=poor or first.poor), *rest], lang)[:1]

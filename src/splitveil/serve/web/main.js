@@ -35,6 +35,11 @@ function describe(manifest) {
   at("send").textContent = rule ? "Answer" : "Send what leaves";
   at("rule").hidden = !rule;
   if (rule) {
+    at("intro").textContent =
+      "A network runs in this page and answers what it is sure of. Of any other picture it makes a few " +
+      "noisy numbers, and only they go to the server. The picture stays here.";
+    at("from").textContent =
+      "From this device, or from the server, which sees only the numbers of what the device is not sure of.";
     at("rule").textContent =
       "This device answers what it is sure of. Only a picture that it is not sure of leaves" +
       (rule.send === null ? "." : `: about ${Math.round(100 * rule.send)} % of them.`);
