@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from paper.tables import BLOCK, PAGES, ROOT, SUMMARY, found, last_epochs, published, rows_of
+from paper.tables import BLOCK, PAGES, ROOT, SUMMARY, Resent, found, last_epochs, published, rows_of
 from splitveil.record.groups import Group, aux_of, mean_of
 from splitveil.report.columns import LEAKS
 from splitveil.report.comparison import compare_records
@@ -86,7 +87,7 @@ def end(limits: tuple[float, float] | None, which: str) -> float:
     return limits[which == "high"]
 
 
-def gained(place: str, which: Sequence[str]) -> float:
+def gained(place: str, *which: str) -> float:
     made = gains(group(place), found(place.partition("/")[0]).groups).over_best
     assert made is not None, place
     return end(made.limits, which[0]) if which else made.points
@@ -96,6 +97,16 @@ def exposed(place: str, which: str) -> float:
     made = exposure_over(group(place))
     assert made is not None, place
     return 100 * end(made[1], which)
+
+
+def at_share(place: str, sent: str, field: str, *sd: str) -> float:
+    told = 100 * np.array(Resent(group(place), float(sent)).values(field))
+    return float(told.std(ddof=1) if sd else told.mean())
+
+
+OF_AN_EXIT: Mapping[str, Callable[..., float]] = {
+    "gain": gained, "exposure": exposed, "share": at_share,
+}  # fmt: skip
 
 
 def mean(place: str, field: str) -> float:
@@ -111,8 +122,8 @@ def sourced(source: str) -> float:
             return COUNTS[" ".join(name)]()
         case ["published", row, field]:
             return float(getattr(published()[row], field)) * (100 if field in SHARES else 1)
-        case ["gain" | "exposure" as what, place, *which]:
-            return gained(place, which) if what == "gain" else exposed(place, *which)
+        case ["gain" | "exposure" | "share" as what, place, *more]:
+            return OF_AN_EXIT[what](place, *more)
         case [first, "-", second, field]:
             return mean(first, field) - mean(second, field)
         case [place, field]:

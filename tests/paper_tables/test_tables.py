@@ -75,6 +75,7 @@ def test_the_links_of_the_readme_resolve() -> None:
         assert target.startswith("http") or (ROOT / target).exists(), target
 
 
+@pytest.mark.slow
 def test_the_figures_are_those_of_the_records() -> None:
     """Run `python -m paper.tables figure` when this fails; other fonts move few pixels."""
     for name, png in tables.figures().items():

@@ -177,6 +177,15 @@ def test_an_own_head_with_nothing_sent_is_a_client_alone() -> None:
         assert nothing_sent(unknown) is None
 
 
+def test_an_audit_counts_the_own_head_of_its_run_though_no_row_has_it() -> None:
+    """The record of an early exit says the same beside clients alone as among all rows."""
+    row = asking(0.83)
+    told = beside(row.records[0], [ALONE]).alone
+    assert told.row == "own head (0 % sent)"
+    assert told.same_client == "alone"
+    assert beside(row.records[0], [ALONE, row]).alone.row == "exit (0 % sent)"
+
+
 def test_own_heads_are_chosen_on_val_and_only_beside_a_client_trained_alone() -> None:
     assert clients_alone([asking(0.83), SENDS]) == []
     assert gains(SENDS, [asking(0.83), SENDS]).best is None

@@ -470,8 +470,10 @@ def alone_suffices(case: RunHistory) -> Seen | None:
     best = gains(Group("", ((case.record,),)), case.rows).best
     if best is None:
         return found[0].seen or NOTHING, say("alone-train")
-    path = str(best.runs[0].path)
-    own = sends_part(best.runs[0].record)
+    found_in = best.runs[0] if best.runs else case.files  # without one it is this run's own head
+    if found_in is None:
+        return found[0].seen or NOTHING, say("alone-train")
+    path, own = str(found_in.path), sends_part(found_in.record)
     train = say("alone-own", path=path) if own else say("alone-do", path=path)
     return found[0].seen or NOTHING, train
 

@@ -219,9 +219,8 @@ def _without_rule(
     seeds = [[change(record) for record in seed] for seed in group.seeds]
     if any(record is None for seed in seeds for record in seed):
         return None
-    return Group(
-        f"{group.name} ({percent} % sent)", cast(Any, tuple(map(tuple, seeds))), group.runs
-    )
+    name = f"{group.name or 'own head'} ({percent} % sent)"
+    return Group(name, cast(Any, tuple(map(tuple, seeds))), group.runs)
 
 
 def _by_own_head(record: Record) -> Record | None:
@@ -268,7 +267,9 @@ def gains(ours: Group, rows: Sequence[Group]) -> Gains:
         same client is compared, as a row that answers alone. A client alone gains nothing.
     """
     same_images = images_of(ours)
-    rivals = [r for r in clients_alone(rows) if images_of(r) == same_images]
+    listed = {id(record) for row in rows for record in row.records}
+    new = [] if listed.intersection(map(id, ours.records)) else [ours]  # its own head counts, too
+    rivals = [r for r in clients_alone([*rows, *new]) if images_of(r) == same_images]
     if answers_alone(ours) or not rivals:
         return Gains()
     track = group_track(ours)
