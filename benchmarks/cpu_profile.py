@@ -88,18 +88,7 @@ def compiled(run: Run, batch: int, precision: Precision, repeats: int) -> dict[s
     x = torch.rand(batch, *shape).contiguous(memory_format=torch.channels_last)
     labels = torch.randint(run.built.num_classes, (batch,))
 
-    class Whole(nn.Module):
-        """Client and server without the channel, as one network of images."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.client, self.server = run.model.encoder, run.model.head
-
-        def forward(self, images: Tensor) -> Tensor:
-            out: Tensor = self.server(self.client(images))
-            return out
-
-    net = Whole().train()
+    net = nn.Sequential(run.model.encoder, run.model.head).train()  # the channel left out
     net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimiser = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
 
@@ -147,11 +136,9 @@ def main() -> None:
 
     def told(row: dict[str, Any]) -> None:
         rows.append(row)
-        shares = row.pop("shares", None)
-        print(" ".join(f"{k}={v}" for k, v in row.items()), flush=True)
-        if shares is not None:
-            row["shares"] = shares
-            print("\n".join(f"{100 * share:7.1f} %  {name}" for name, share in shares.items()))
+        print(" ".join(f"{k}={v}" for k, v in row.items() if k != "shares"), flush=True)
+        for name, share in row.get("shares", {}).items():
+            print(f"{100 * share:7.1f} %  {name}", flush=True)
 
     with tempfile.TemporaryDirectory() as folder:
         config = sv.RunConfig(

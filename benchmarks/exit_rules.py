@@ -1,6 +1,6 @@
 """Which exit rule answers best: three kinds of sureness, own thresholds per class, averaging.
 
-python benchmarks/exit_rules.py RUN OUT.json [--shares 0.1 0.2 0.3 0.5] [--seed 0]
+python benchmarks/exit_rules.py OUT.json RUN [--shares 0.1 0.2 0.3 0.5] [--seed 0]
 
 Every rule is set on one half of the validation images of an early-exit run and judged on the other,
 both ways round. All rules see the same own answers and the same sending of all images. A threshold
@@ -75,8 +75,8 @@ def rows_of(
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("run", type=Path)
     parser.add_argument("out", type=Path)
+    parser.add_argument("run", type=Path)
     parser.add_argument("--shares", nargs="+", type=float, default=[0.1, 0.2, 0.3, 0.5])
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()

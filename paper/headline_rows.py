@@ -238,8 +238,8 @@ def _frontier(track: str, devices: Devices, defences: Mapping[str, Mapping[str, 
     )  # fmt: skip
 
 
-# A wire from an early layer costs more than the convolution at a body's end: the best body alone
-# of B5 is one channel narrower where it asks.
+# A wire from an early layer costs more than the convolution at a body's end, so on B5 the client of
+# the early exits is one channel narrower than the best client alone.
 B1 = _frontier(
     "B1",
     Devices(

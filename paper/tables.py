@@ -24,11 +24,9 @@ from splitveil.record.schema import Record
 from splitveil.record.statistics import share_difference
 from splitveil.report.columns import (
     EVERYTHING,
-    LEAKAGES,
     LEAKS,
     Compared,
     Published,
-    found_by_wire,
     leaking,
     read_published,
     sent_before,
@@ -50,8 +48,6 @@ SUMMARY = {
     "none": "no defence",
     "cem": "CEM's penalty",
     "veil-vgg11": "our penalty",
-    "arl+cem": "adversary and CEM's penalty",
-    "noise-thin-deep": "noise alone, 160 epochs",
     "veil": "our penalty, 160 epochs",
     "alone-thin-deep": "no server, 160 epochs",
 }
@@ -122,12 +118,11 @@ def measured(title: str, groups: Sequence[Group], keys: Sequence[str]) -> str:
 
 def summary() -> str:
     """The README's table."""
-    name, net, *others = EVERYTHING.only("row", "net", "accuracy", "mse", "leakage").columns
+    name, net, *others = EVERYTHING.only("row", "net", "accuracy", "leakage").columns
     what = Column("what", "defence", lambda row: SUMMARY[row.group.name])
     seeds = Column("seeds", "seeds", lambda row: len(row.group.seeds), DIGITS)
-    again = Column("found", "found", lambda row: found_by_wire(row.group), LEAKAGES, "%", "down")
     rows = [Compared(group) for group in rows_of("cifar10", tuple(SUMMARY))]
-    return written(Table(name, replace(net, heading="client"), what, seeds, *others, again), rows)
+    return written(Table(name, replace(net, heading="client"), what, seeds, *others), rows)
 
 
 def compared(folder: str) -> str:
@@ -145,7 +140,7 @@ def worth() -> str:
         assert best is not None  # noqa: S101 - every track has one
         known.setdefault(best.name, Compared(best))
         rows += [(track, known[name]) for name in (best.name, *BRIEFLY)]
-    kept = EVERYTHING.only("row", "accuracy", "sent", "exposure", "server-gain").columns
+    kept = EVERYTHING.only("row", "accuracy", "exposure", "server-gain").columns
     own = (replace(column, get=partial(_of_pair, column.value)) for column in kept)
     return written(Table(Column("track", "track", lambda pair: pair[0]), *own), rows)
 
@@ -181,7 +176,7 @@ def frontiers() -> str:
 
 
 @dataclass(frozen=True)
-class Resent:
+class AtShare:
     """A row with an exit rule whose threshold sends another share of the images."""
 
     group: Group
@@ -195,17 +190,17 @@ class Resent:
         return [value for share in shares if (value := getattr(share, field)) is not None]
 
     def gain(self, alone: Group) -> tuple[float, tuple[float, float]]:
-        """Accuracy less that of a client alone, and its limits; nobody kept who was right."""
+        """Accuracy less that of a client alone; its limits take the images of both as unpaired."""
         theirs = [value for value in alone.values("accuracy") if value is not None]
         images = min(r.audit.scored or 0 for r in self.group.records)
         made = share_difference(self.values("accuracy"), theirs, images)
         return made.mean, (made.low, made.high)
 
 
-def at_shares(groups: Sequence[Group]) -> list[Resent]:
+def at_shares(groups: Sequence[Group]) -> list[AtShare]:
     """The rows with an exit rule at other shares."""
     asking = [group for group in groups if kind_of(group) == "exit"]
-    return [Resent(group, share) for group in asking for share in OTHER_SHARES]
+    return [AtShare(group, share) for group in asking for share in OTHER_SHARES]
 
 
 def shares_table(alone: Sequence[Group]) -> Table:

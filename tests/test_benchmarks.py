@@ -1,6 +1,7 @@
 """Benchmark results are strict JSON of one shape, and the script produces it."""
 
 import json
+import re
 import statistics
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import splitveil as sv
 from splitveil.config.machine import has_bf16
 from splitveil.defences.catalogue import DEFENCES
 
@@ -38,6 +40,7 @@ BRIEF = 4  # epochs of the trainings that compare settings
 # Suites whose rows have columns of their own.
 OWN_ROWS = {
     "demo", "quick", "grid", "decoders", "settings", "alone", "exit-rules", "taps", "profile",
+    "advise",
 }  # fmt: skip
 
 
@@ -150,6 +153,21 @@ def test_where_the_time_goes_is_measured_by_one_command(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_exit_rules_are_judged_by_one_command(tmp_path: Path) -> None:
+    config = sv.RunConfig(dataset="digits", defence="early-exit", epochs=2, seed=0, name="asks",
+                          runs_dir=str(tmp_path), threads=1)  # fmt: skip
+    run = sv.fit(config)
+    rows = written_by("exit_rules.py", tmp_path / "b.json", str(run.path), "--shares", "0.5")[
+        "rows"
+    ]
+    assert {(row["rule"], row["average"]) for row in rows} == {
+        (rule, average) for rule in ("confidence", "margin", "entropy") for average in (False, True)
+    }
+    assert not any(row["per_class"] for row in rows)  # fewer than 50 images of a class
+    assert all(0.3 < row["sent"] < 0.7 for row in rows)
+
+
+@pytest.mark.slow
 def test_what_an_answer_costs_is_measured_by_one_command(tmp_path: Path) -> None:
     sizes = ("--net", "small", "--images", "20", "--rounds", "1", "--send", "0.25")
     rows = {
@@ -199,12 +217,13 @@ def test_the_script_on_precision_runs(tmp_path: Path) -> None:
     assert [row["precision"] for row in found["rows"]] == ["float32", "bf16"]
 
 
+def read(name: str, page: str) -> tuple[dict[str, Any], str]:
+    text = (ROOT / "docs" / "reference" / page).read_text(encoding="utf-8")
+    return json.loads((STORE / name).read_text(encoding="utf-8")), " ".join(text.split())
+
+
 def test_figures_of_the_pages_are_those_of_the_records() -> None:
     """What the pages say of `quick` on digits, and of noise on the grid on CIFAR-10."""
-
-    def read(name: str, page: str) -> tuple[dict[str, Any], str]:
-        text = (ROOT / "docs" / "reference" / page).read_text(encoding="utf-8")
-        return json.loads((STORE / name).read_text(encoding="utf-8")), " ".join(text.split())
 
     found, text = read("quick--digits--2-core-x86.json", "attacks.md")
     at = {(row["defence"], row["version"]): row for row in found["rows"]}
@@ -231,24 +250,6 @@ def test_figures_of_the_pages_are_those_of_the_records() -> None:
         assert (
             f"| {row['median_ms']:.2f} | {row['sent']:.2f} | {row['bytes_per_image']:.0f} |" in text
         )
-
-    for place in ("B1--2-core-x86", "B5--h200--cuda"):
-        found, text = read(f"alone--cifar10-{place}.json", "../guides/do-i-need-a-server.md")
-        last = [row for row in found["rows"] if row["epochs"] == 12]
-        best = max(last, key=lambda row: row["accuracy"])
-        assert f"`{best['client']}`" in text
-        assert f"({100 * best['accuracy']:.1f} % of the validation images" in text
-        assert f"{best['macs'] / 1e6:.2f} million" in text
-        assert f"{best['stored']:,}" in text
-    found, text = read("alone--cifar10-B1--2-core-x86.json", "../guides/do-i-need-a-server.md")
-    right = [100 * row["accuracy"] for row in found["best_on_test"]]
-    assert f"{statistics.mean(right):.1f} ± {statistics.stdev(right):.1f} %" in text
-
-    found, text = read("taps--cifar10--h200--cuda.json", "../project/results/frontier.md")
-    for track in ("B1", "B5"):
-        rows = [row for row in found["rows"] if row["track"] == track]
-        best = max(rows, key=lambda row: row["val_rule_accuracy"])
-        assert best["client"].endswith("@4"), "the rows of the frontier have their wire there"
 
     found, text = read("grid--cifar10--2-core-x86.json", "certificates.md")
     means = [f"{100 * statistics.mean(row['accuracy']):.2f}" for row in found["rows"]]
@@ -278,6 +279,50 @@ def test_figures_of_the_pages_are_those_of_the_records() -> None:
         for c in ("none", "noise", "veil")
     ]
     assert f"leaves {more[0]:.0f}, {more[1]:.0f} and {more[2]:.0f} % more error" in text
+
+
+def test_figures_of_clients_alone_are_those_of_the_records() -> None:
+    """The searches for the best client alone, and where the early exits take their wire."""
+    for place in ("B1--2-core-x86", "B5--h200--cuda"):
+        found, text = read(f"alone--cifar10-{place}.json", "../guides/do-i-need-a-server.md")
+        last = [row for row in found["rows"] if row["epochs"] == 12]
+        best = max(last, key=lambda row: row["accuracy"])
+        assert f"`{best['client']}`" in text
+        assert f"({100 * best['accuracy']:.1f} % of the validation images" in text
+        assert f"{best['macs'] / 1e6:.2f} million" in text
+        assert f"{best['stored']:,}" in text
+    found, text = read("alone--cifar10-B1--2-core-x86.json", "../guides/do-i-need-a-server.md")
+    right = [100 * row["accuracy"] for row in found["best_on_test"]]
+    assert f"{statistics.mean(right):.1f} ± {statistics.stdev(right):.1f} %" in text
+
+    found, text = read("taps--cifar10--h200--cuda.json", "../project/results/frontier.md")
+    for track in ("B1", "B5"):
+        rows = [row for row in found["rows"] if row["track"] == track]
+        best = max(rows, key=lambda row: row["val_rule_accuracy"])
+        assert best["client"].endswith("@4"), "the rows of the frontier have their wire there"
+
+
+def test_figures_of_advice_and_exit_rules_are_those_of_the_records() -> None:
+    """How long `advise` takes, and which rule answers best."""
+    found, text = read("advise--2-core-x86.json", "../guides/do-i-need-a-server.md")
+    for row, name in zip(found["rows"], ("digits", "Fashion-MNIST"), strict=True):
+        assert f"{row['seconds'] // 60}:{row['seconds'] % 60:02d} on {name}" in text
+
+    half = {}
+    for track in ("B1", "B5"):
+        found, text = read(f"exit-rules--cifar10-{track}--2-core-x86.json", "defences.md")
+        half[track] = {
+            (row["rule"], row["average"], row["per_class"], row["share"]): 100 * row["accuracy"]
+            for row in found["rows"]
+        }
+    for rule in ("confidence", "margin", "entropy"):
+        first, second = (half[track][rule, False, False, 0.2] for track in ("B1", "B5"))
+        assert re.search(rf"{rule} (answers )?{first:.1f} and {second:.1f} %", text)
+    first, second = (half[track]["confidence", False, True, 0.2] for track in ("B1", "B5"))
+    assert f"({first:.1f} and {second:.1f} % by confidence)" in text
+    for track in ("B1", "B5"):
+        plain, mixed = (half[track]["confidence", average, False, 0.5] for average in (False, True))
+        assert f"({track}: {mixed:.1f} instead of {plain:.1f} %)" in text
 
 
 def test_figures_of_the_settings_page_are_those_of_the_records() -> None:

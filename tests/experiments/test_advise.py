@@ -34,9 +34,9 @@ def test_digits_are_advised_on_and_the_same_command_continues(tmp_path: Path) ->
     exits = [row for row in rows if row["kind"] == "exit"]
     assert len({round(row["sent"], 2) for row in exits}) >= 4  # shares of one training
     assert len({row["run"] for row in exits}) == 2
-    own = {row["name"]: row["run"] for row in rows if "nothing sent" in row["name"]}
+    own = {row["name"]: row["run"] for row in rows if " 0 % sent" in row["name"]}
     assert set(own.values()) == {row["run"] for row in exits}
-    assert set(own) == {"early exit, noise, nothing sent", "early exit, veil, nothing sent"}
+    assert set(own) == {"early exit, noise, 0 % sent", "early exit, veil, 0 % sent"}
     assert load_run(exits[0]["run"]).model.exit is not None
     assert Path(found["picture"]).read_bytes().startswith(b"\x89PNG")
     assert any("seed" in words for words in found["not_tried"])

@@ -148,7 +148,7 @@ def test_each_case_is_answered_as_its_table_says(
 def test_an_own_head_that_is_the_best_client_alone_says_how_to_run_it() -> None:
     """An early exit must beat its own head, too."""
     own = replace(
-        row("alone", "early exit, noise, nothing sent", EXIT.accuracy, right=EXIT.right),
+        row("alone", "early exit, noise, 0 % sent", EXIT.accuracy, right=EXIT.right),
         config={"defence": "early-exit", "client": "tiny@2"},
     )
     made = advice([ALONE, own, EXIT], LIMITS)

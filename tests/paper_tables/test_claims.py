@@ -13,7 +13,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paper.tables import BLOCK, PAGES, ROOT, SUMMARY, Resent, found, last_epochs, published, rows_of
+from paper.tables import (
+    BLOCK,
+    PAGES,
+    ROOT,
+    SUMMARY,
+    AtShare,
+    found,
+    last_epochs,
+    published,
+    rows_of,
+)
 from splitveil.record.groups import Group, aux_of, mean_of
 from splitveil.report.columns import LEAKS
 from splitveil.report.comparison import compare_records
@@ -100,7 +110,7 @@ def exposed(place: str, which: str) -> float:
 
 
 def at_share(place: str, sent: str, field: str, *sd: str) -> float:
-    told = 100 * np.array(Resent(group(place), float(sent)).values(field))
+    told = 100 * np.array(AtShare(group(place), float(sent)).values(field))
     return float(told.std(ddof=1) if sd else told.mean())
 
 
@@ -275,9 +285,12 @@ def test_what_is_said_of_the_small_clients_holds() -> None:
         sure = {name for name, made in known.items() if made is not None and made.sure}
         assert "early-exit" in sure
         assert sure <= {"early-exit", "early-exit+veil"}  # who sends everything gains nothing sure
-        for record in group(f"{folder}/early-exit").records:
-            assert record.identified == pytest.approx(record.sent)  # each sent image is recognised
-            assert "exit tells the class" in record.flag_names
+        for name in ("early-exit", "early-exit+veil"):
+            for record in group(f"{folder}/{name}").records:
+                assert record.identified == pytest.approx(
+                    record.sent
+                )  # each sent one is recognised
+                assert "exit tells the class" in record.flag_names
         ours = group(f"{folder}/early-exit")
         best = gains(ours, rows).best
         assert best is not None

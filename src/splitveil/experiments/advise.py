@@ -167,8 +167,7 @@ def tried_rows(kind: Kind, name: str, config: RunConfig, found: Json) -> list[Tr
     for row in found["rows"]:
         own = kind == "exit" and row["sent"] == 0
         bits = np.unpackbits(unpack(row["right"], "u1", "right"))[: row["images"]].astype(bool)
-        sent = "nothing sent" if own else f"{100 * row['sent']:.0f} % sent"
-        called = f"{name}, {sent}" if kind == "exit" else name
+        called = f"{name}, {100 * row['sent']:.0f} % sent" if kind == "exit" else name
         settings: Json = {
             "defence": config.defence, "client": config.client, "server": config.server,
             "noise_std": config.noise_std,

@@ -213,8 +213,11 @@ def aux_of(group: Group) -> str:
 
 
 def defences_of(group: Group) -> tuple[str, ...]:
-    """The defences that a row stacks."""
-    return tuple((text(group.records[0], "config.defence") or NOTHING).split("+"))
+    """The defences that a row stacks; of runs without an audit, as `config.toml` says."""
+    named = text(group.records[0], "config.defence")
+    if named is None and group.runs:
+        named = text(group.runs[0].settings, "defence")
+    return tuple((named or NOTHING).split("+"))
 
 
 def setting(key: str) -> Callable[[Record], str]:

@@ -15,7 +15,6 @@ from splitveil.record.schema import BRIEF, get, text, unpack
 from splitveil.report.columns import BOUND, WORDS, column
 from splitveil.report.figures import image_uri
 from splitveil.report.gains import (
-    ALONE,
     BARE,
     Kind,
     answer_well,
@@ -80,7 +79,7 @@ class FrontRow:
     @property
     def rebuilt(self) -> Sentence | str | None:
         """What a stranger rebuilds: the exposure, and for an exit rule of what and of how much."""
-        if not any(run.audited for run in self.runs) and self.runs:
+        if self.runs and not any(run.audited for run in self.runs):
             return sentence("front.not-audited")
         if self.exposure is None:
             return None
@@ -99,7 +98,7 @@ def front_rows(runs: Sequence[RunFiles]) -> list[FrontRow]:
 
 
 def _row(group: Group, groups: Sequence[Group]) -> FrontRow:
-    kind = _kind(group)
+    kind = kind_of(group)
     leakage = group.mean("leakage") if kind != "alone" else None
     exposed, sent = exposure_over(group), group.mean("sent")
     gained = gains(group, groups).over_same
@@ -119,15 +118,6 @@ def _row(group: Group, groups: Sequence[Group]) -> FrontRow:
         poor=not answer_well(group),
         runs=group.runs,
     )
-
-
-def _kind(group: Group) -> Kind:
-    """Who answers; of runs that nobody has audited, as their settings say."""
-    if any(run.audited for run in group.runs):
-        return kind_of(group)
-    parts = (text(group.runs[0].settings, "defence") or "").split("+")
-    named: dict[str, Kind] = {ALONE: "alone", "early-exit": "exit"}
-    return next((kind for part, kind in named.items() if part in parts), "split")
 
 
 def conclusions(rows: Sequence[FrontRow]) -> list[Sentence]:

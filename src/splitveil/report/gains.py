@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     from splitveil.nets.split import Caps
 
 Kind = Literal["alone", "exit", "split"]
-ALONE = "alone"  # the defence that answers on the device
-BARE = frozenset({"none", "noise", "early-exit"})  # hide no image by more than noise
+ALONE, EXIT = "alone", "early-exit"  # the defences that answer on the device, or may
+BARE = frozenset({"none", "noise", EXIT})  # hide no image by more than noise
 FAR = 0.1  # accuracy that a row may lose to the same net without a defence
 
 
@@ -101,7 +101,9 @@ def kind_of(group: Group) -> Kind:
     """Whether a row sends nothing ("alone"), some images ("exit") or all of them ("split")."""
     if answers_alone(group):
         return "alone"
-    return "exit" if any(map(sends_part, group.records)) else "split"
+    unknown = all(record.sent is None for record in group.records)  # nobody has audited it
+    asks = unknown and EXIT in defences_of(group)
+    return "exit" if asks or any(map(sends_part, group.records)) else "split"
 
 
 def undefended(group: Group) -> bool:
@@ -196,7 +198,7 @@ def clients_alone(rows: Sequence[Group]) -> list[Group]:
     Own heads have no rows of their own, and nobody trained one for this: without a row that answers
     alone there is nothing to compare with.
     """
-    trained = [row for row in rows if answers_alone(row)]
+    trained = list(filter(answers_alone, rows))
     heads = [head for row in rows if (head := nothing_sent(row)) is not None]
     return trained + heads if trained else []
 
@@ -266,15 +268,14 @@ def gains(ours: Group, rows: Sequence[Group]) -> Gains:
         Its track, the best client alone that keeps to it, and the gains. Without a track, only the
         same client is compared, as a row that answers alone. A client alone gains nothing.
     """
-    same_images = images_of(ours)
-    listed = {id(record) for row in rows for record in row.records}
-    new = [] if listed.intersection(map(id, ours.records)) else [ours]  # its own head counts, too
-    rivals = [r for r in clients_alone([*rows, *new]) if images_of(r) == same_images]
-    if answers_alone(ours) or not rivals:
+    here = [row for row in rows if images_of(row) == images_of(ours)]
+    trained = list(filter(answers_alone, here))
+    if answers_alone(ours) or not trained:
         return Gains()
+    listed = {id(record) for row in here for record in row.records}
+    new = [] if listed.intersection(map(id, ours.records)) else [ours]  # its own head counts, too
     track = group_track(ours)
-    best = best_alone([r for r in rivals if keeps_to(r, track)])
-    trained = [r for r in rivals if any(r is row for row in rows)]  # own heads are no rows
+    best = best_alone([r for r in clients_alone([*here, *new]) if keeps_to(r, track)])
     same = best_alone([r for r in trained if client_of(r) == client_of(ours)])
     return Gains(
         track=track,
